@@ -1,0 +1,38 @@
+# `make demo` and `make test` work on a machine that has nothing but Python (>= 3.11) and make.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+
+# Two spinning OpenMP threads on a shared core are several times slower than one.
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: demo test test-all check format bench clean
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: $(VENV)/.ready  ## the losses at work on the embedded digits data
+	$(BIN)/setwise demo
+
+test: $(VENV)/.ready  ## the default suite, under 8 minutes on 2 cores
+	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+test-all: $(VENV)/.ready
+	$(BIN)/python -m pytest -n 2
+
+check: $(VENV)/.ready  ## format, lint, types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(VENV)/.ready
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.ready  ## ratios, all from one run
+	$(BIN)/python benchmarks/losses.py
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
