@@ -1,0 +1,126 @@
+"""Input checks shared by every public entry point: expected, got, what to do.
+
+Shapes, dtypes and options are always checked. Values are looked at on the CPU only: on an
+accelerator that would wait for the device and could not be captured in a graph.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from difflib import get_close_matches
+
+import torch
+from torch import Tensor
+
+
+def check_option(value: object, allowed: Sequence[str], name: str) -> None:
+    """Raise unless ``value`` is one of the ``allowed`` words."""
+    if value in allowed:
+        return
+    near = get_close_matches(str(value), allowed, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise ValueError(f"expected {name} to be one of {', '.join(map(repr, allowed))}, got {value!r}{hint}")
+
+
+def check_number(value: float, name: str, *, above: float | None = None, least: float | None = None) -> None:
+    """Raise unless ``value`` is a finite number, greater than ``above`` and not less than ``least``."""
+    limit = (
+        f" above {above:g}" if above is not None else f" of at least {least:g}" if least is not None else ""
+    )
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if not is_number or (above is not None and value <= above) or (least is not None and value < least):
+        raise ValueError(f"expected {name} to be a finite number{limit}, got {value!r}")
+
+
+def check_count(value: int | None, name: str) -> None:
+    """Raise unless ``value`` is None or a positive integer."""
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+        raise ValueError(f"expected {name} to be None or a positive integer, got {value!r}")
+
+
+def check_floating(x: Tensor, name: str) -> None:
+    """Raise unless ``x`` is a floating-point tensor, finite if it is on the CPU."""
+    if not isinstance(x, Tensor):
+        raise ValueError(
+            f"expected {name} to be a torch.Tensor, got {type(x).__name__}; torch.as_tensor makes one"
+        )
+    if not x.is_floating_point():
+        raise ValueError(
+            f"expected {name} of a floating-point dtype, got {x.dtype}; convert it with .float()"
+        )
+    if x.device.type == "cpu" and not torch.compiler.is_compiling() and not x.isfinite().all():
+        bad = int((~x.isfinite()).sum())
+        raise ValueError(
+            f"expected {name} to be finite, got {bad} NaN or infinite of {x.numel()} values; "
+            "look for a diverged step or a division by zero before the loss"
+        )
+
+
+def check_matrix(x: Tensor, name: str) -> None:
+    """Raise unless ``x`` is a floating-point matrix or batch of matrices [..., N, M], not empty."""
+    check_floating(x, name)
+    if x.ndim < 2:
+        raise ValueError(f"expected {name} of shape (..., N, M), got {tuple(x.shape)}")
+    if x.numel() == 0:
+        raise ValueError(f"expected {name} with at least one row and one column, got shape {tuple(x.shape)}")
+
+
+def check_square(x: Tensor, name: str) -> None:
+    """Raise unless ``x`` is a square matrix or a batch of them [..., N, N]."""
+    check_matrix(x, name)
+    if x.shape[-1] != x.shape[-2]:
+        raise ValueError(f"expected {name} to be square, of shape (..., N, N), got {tuple(x.shape)}")
+
+
+def check_symmetric(x: Tensor, name: str) -> None:
+    """Raise unless ``x`` is square and, where it is on the CPU, symmetric to rounding."""
+    check_square(x, name)
+    if x.device.type != "cpu" or torch.compiler.is_compiling():
+        return
+    gap = (x - x.mT).abs().amax()
+    # Products such as Z Z^T come out symmetric only to rounding; allow a few units of it.
+    if gap > 64 * torch.finfo(x.dtype).eps * x.abs().amax():
+        raise ValueError(
+            f"expected {name} to be symmetric, got entries that differ from their mirror image "
+            f"by up to {gap.item():.3g}; pass ({name} + {name}.mT) / 2 if that is what you mean"
+        )
+
+
+def check_like(x: Tensor, name: str, other: Tensor, other_name: str) -> None:
+    """Raise unless ``x`` has the shape, dtype and device of ``other``."""
+    if x.shape != other.shape:
+        raise ValueError(
+            f"expected {name} of shape {tuple(other.shape)} like {other_name}, got {tuple(x.shape)}; "
+            f"row i of both must be the same item"
+        )
+    check_same_kind(x, name, other, other_name)
+
+
+def check_same_kind(x: Tensor, name: str, other: Tensor, other_name: str) -> None:
+    """Raise unless ``x`` has the dtype and device of ``other``."""
+    if x.dtype != other.dtype:
+        raise ValueError(f"expected {name} of dtype {other.dtype} like {other_name}, got {x.dtype}")
+    if x.device != other.device:
+        raise ValueError(f"expected {name} on device {other.device} like {other_name}, got {x.device}")
+
+
+def check_embeddings(z_a: Tensor, z_b: Tensor, extra: Tensor | None = None) -> None:
+    """Raise unless ``z_a`` and ``z_b`` are [N, E] alike, N, E >= 1, and ``extra`` is [M, E] of their kind."""
+    for z, name in ((z_a, "z_a"), (z_b, "z_b"), (extra, "extra_negatives")):
+        if z is None:
+            continue
+        check_floating(z, name)
+        if z.ndim != 2:
+            raise ValueError(f"expected {name} of shape (N, E), one row an item, got {tuple(z.shape)}")
+        if z.shape[1] == 0 or (z.shape[0] == 0 and z is not extra):
+            raise ValueError(
+                f"expected {name} with at least one row and one column, got shape {tuple(z.shape)}"
+            )
+    check_like(z_b, "z_b", z_a, "z_a")
+    if extra is not None:
+        check_same_kind(extra, "extra_negatives", z_a, "z_a")
+        if extra.shape[1] != z_a.shape[1]:
+            raise ValueError(
+                f"expected extra_negatives of shape (M, {z_a.shape[1]}) like z_a, got {tuple(extra.shape)}"
+            )
