@@ -1,0 +1,237 @@
+r"""max over assignments: {hard, entropic, sparse} × {row-wise, one-to-one}, Eq. (3), (4), (8), (12)-(16).
+
+Every cell of the grid is the maximum of a linear function minus a convex regulariser Ω,
+
+    max_{Y in D} <θ, Y> - Ω(Y),        gradient in θ: its argmax Y*(θ)        (Danskin's theorem)
+
+where θ is [N, M] with larger meaning better, and D is
+
+    row-wise      all row-stochastic matrices: each row picks freely ("batch-hard")
+    one-to-one    the assignments, or their convex hull
+
+    smoothing       row-wise                             one-to-one
+    "none"          max of each row              (12)    linear assignment                             (3)
+    "entropy"       log-sum-exp of each row      (13)    log-sum-exp over all assignments, N <= 16     (4)
+    "sparse"        sparsemax of each row        (14)    sparsemax over all assignments, N <= 7        (8)
+    "sinkhorn"      -                                    entropy of Y instead of entropy over assignments
+    "sparsemap"     -                                    ½|Y|² instead of ½|p|² over assignments
+
+Log-sum-exp over all choices of rows is the sum of the rows' own, so Eq. (13) is Eq. (4) on the larger domain.
+Sparsemax is not: Eq. (14) is "sparsemap" on the larger domain, and Eq. (8) is something else. Hence the names:
+nothing changes from one form to another by itself.
+
+The temperature is the caller's: f_τ(θ) = τ f(θ/τ) for all of them.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from itertools import permutations
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from setwise.assignment.linear import solve_linear
+from setwise.checks import check_option
+
+Mining = Literal["batch-hard", "one-to-one"]
+Smoothing = Literal["none", "entropy", "sparse", "sinkhorn", "sparsemap"]
+ROW_SMOOTHINGS = ("none", "entropy", "sparse")
+ASSIGNMENT_SMOOTHINGS = ("none", "entropy", "sinkhorn", "sparse", "sparsemap")
+
+# 2^16 column subsets and 7! assignments: the largest that take milliseconds.
+MAX_EXACT_ENTROPY = 16
+MAX_EXACT_SPARSE = 7
+
+
+class Maximum(NamedTuple):
+    """Value and argmax of a (smoothed) maximum; ``truth`` is Ω of a single assignment, what a perfect θ pays.
+
+    Rows: ``value`` [N], ``argmax`` [N, M] row-stochastic. One-to-one: ``value`` [], ``argmax`` [N, M].
+    ``converged`` is False where an iterative solver stopped at its limit.
+    """
+
+    value: Tensor
+    argmax: Tensor
+    truth: float
+    converged: bool = True
+
+
+@torch.no_grad()
+def row_maximum(theta: Tensor, *, smoothing: Smoothing) -> Maximum:
+    """Maximum of each row of θ [N, M] over the simplex, Eq. (12), (13), (14). Entries of -inf are left out."""
+    check_option(smoothing, ROW_SMOOTHINGS, 'smoothing with mining="batch-hard"')
+    largest = theta.amax(-1)
+    if smoothing == "none":
+        hit = (theta == largest[:, None]).to(theta.dtype)  # ties share the gradient, whatever their order
+        return Maximum(largest, hit / hit.sum(-1, keepdim=True), truth=0.0)
+    if smoothing == "entropy":
+        p = torch.softmax(theta, -1)
+        # log-sum-exp = max - log p_max. One fused pass, and p is needed anyway: 0.8x of torch.logsumexp and its
+        # backward at N = 1024.
+        return Maximum(largest - p.amax(-1).log(), p, truth=0.0)
+    value, p = _sparsemax(theta)
+    return Maximum(value, p, truth=0.5)
+
+
+@torch.no_grad()
+def assignment_maximum(theta: Tensor, *, smoothing: Smoothing) -> Maximum:
+    """Maximum over one-to-one assignments of the rows of θ [N, M] to columns, Eq. (3), (4), (8) and hulls.
+
+    M > N (columns that may stay free) is for "none" only.
+    """
+    check_option(smoothing, ASSIGNMENT_SMOOTHINGS, 'smoothing with mining="one-to-one"')
+    n, m = theta.shape
+    if n != m and smoothing != "none":
+        raise ValueError(
+            f"expected as many columns as rows for one-to-one smoothing {smoothing!r}, got {(n, m)}; extra negatives "
+            'go with smoothing="none" or mining="batch-hard"'
+        )
+    if smoothing == "none":
+        best = solve_linear(theta, maximize=True)[:, None]
+        argmax = torch.zeros_like(theta).scatter_(1, best, 1)
+        return Maximum(theta.gather(1, best).sum(), argmax, truth=0.0)
+    if smoothing == "entropy":
+        _check_small(n, MAX_EXACT_ENTROPY, "entropy", "sinkhorn")
+        with torch.enable_grad():
+            leaf = theta.clone().requires_grad_()
+            value = _log_permanent(leaf)
+            (argmax,) = torch.autograd.grad(value, leaf)
+        return Maximum(value.detach(), argmax, truth=0.0)
+    if smoothing == "sparse":
+        _check_small(n, MAX_EXACT_SPARSE, "sparse", "sparsemap")
+        columns = torch.tensor(list(permutations(range(n))), device=theta.device)  # [N!, N]
+        totals = theta[torch.arange(n, device=theta.device), columns].sum(1)
+        value, p = _sparsemax(totals[None])
+        argmax = torch.zeros_like(theta)
+        for row in range(n):
+            argmax[row].index_add_(0, columns[:, row], p[0])
+        return Maximum(value[0], argmax, truth=0.5)
+    return _hull_maximum(theta, smoothing="entropy" if smoothing == "sinkhorn" else "sparse")
+
+
+def _check_small(n: int, limit: int, smoothing: str, instead: str) -> None:
+    if n > limit:
+        raise ValueError(
+            f"expected at most {limit} rows for the exact one-to-one smoothing {smoothing!r}, got {n}; "
+            f"{instead!r} is the related form for any N (see setwise.assignment.smoothing)"
+        )
+
+
+def sparsemax(theta: Tensor) -> Tensor:
+    """argmin_p |p - θ|² over the simplex, along the last dimension, Eq. (16). Not differentiable here."""
+    return _sparsemax(theta.detach().reshape(-1, theta.shape[-1]))[1].reshape(theta.shape)
+
+
+def _sparsemax(theta: Tensor) -> tuple[Tensor, Tensor]:
+    """max_p <p, θ> - ½|p|² over the simplex and its p, for each row; Eq. (14) to (16).
+
+    The value is Eq. (14)'s ½ Σ_{j in Ω} (θ_j² - T²) in a form without cancellation: on the support
+    θ_j = T + p_j, so it is T + ½|p|².
+    """
+    largest = theta.amax(-1, keepdim=True)
+    shifted = theta - largest  # the support lies in (-1, 0]: no digits are lost to a common offset
+    ordered = shifted.sort(-1, descending=True).values
+    above = ordered.cumsum(-1) - 1
+    count = torch.arange(1, theta.shape[-1] + 1, device=theta.device)
+    support = (count * ordered > above).sum(-1, keepdim=True)
+    threshold = above.gather(-1, support - 1) / support  # T, Eq. (15)
+    p = (shifted - threshold).clamp_min(0)
+    value = largest + threshold + 0.5 * (p * p).sum(-1, keepdim=True)
+    return value.squeeze(-1), p
+
+
+@lru_cache(maxsize=32)
+def _subsets(n: int) -> tuple[tuple[Tensor, Tensor], ...]:
+    """For k = 1..n: for each k-subset of n columns, its k members and the number of the rest without each."""
+    members = ((torch.arange(2**n)[:, None] >> torch.arange(n)) & 1).bool()
+    size = members.sum(1)
+    number = torch.empty(2**n, dtype=torch.long)  # of a subset among those of its size
+    tables = []
+    for k in range(n + 1):
+        masks = (size == k).nonzero()[:, 0]
+        number[masks] = torch.arange(len(masks))
+        if k:
+            columns = members[masks].nonzero()[:, 1].reshape(-1, k)
+            tables.append((columns, number[masks[:, None] ^ (1 << columns)]))
+    return tuple(tables)
+
+
+def _log_permanent(theta: Tensor) -> Tensor:
+    """log Σ_{Y in Pi} exp <θ, Y> of Eq. (4), by dynamic programming over column subsets: O(N 2^N), not N!."""
+    total = theta.new_zeros(1)  # log-sum over the ways to put the first k rows on each k-subset of columns
+    for row, (columns, rest) in zip(theta, _subsets(len(theta)), strict=True):
+        columns, rest = columns.to(theta.device), rest.to(theta.device)
+        total = torch.logsumexp(total[rest] + row[columns], 1)
+    return total[0]
+
+
+# The convex hull of the assignments, by prices: with a price v_j on each column every row chooses freely, and
+#
+#     max_{Y doubly stochastic} <θ, Y> - Ω(Y)  =  min_v  Σ_j v_j + Σ_i row_maximum(θ_i - v)
+#
+# (Ω a sum over rows). The right side is convex; its gradient, 1 - (how much of each column is taken), vanishes
+# where every column is taken once. Newton's method finds that in some ten steps; plain Sinkhorn scaling, which
+# is coordinate descent on the same function, needs thousands where θ is large against 1.
+NEWTON_STEPS = 200
+NEWTON_TOLERANCE = 1e-11  # how far any column's total may be from 1; the value's error is its square
+
+
+def _hull_maximum(theta: Tensor, *, smoothing: Literal["entropy", "sparse"]) -> Maximum:
+    work = theta.double()
+    n = len(work)
+    prices = _linear_prices(work)
+    rows = row_maximum(work - prices, smoothing=smoothing)
+    value = prices.sum() + rows.value.sum()
+    for _ in range(NEWTON_STEPS):
+        excess = rows.argmax.sum(0) - 1
+        violation = excess.abs().amax()
+        if violation <= NEWTON_TOLERANCE:
+            break
+        # ∂P_i/∂θ_i is diag(w) - w w^T / Σw, with w = p for softmax and w = [p > 0] for sparsemax.
+        weight = rows.argmax if smoothing == "entropy" else (rows.argmax > 0).to(work.dtype)
+        hessian = torch.diag(weight.sum(0)) - (weight / weight.sum(1, keepdim=True)).mT @ weight
+        # Singular along equal prices, and wherever rows do not compete; a ridge that vanishes with the violation
+        # keeps the fast convergence.
+        hessian += 1 / n + 0.01 * violation * torch.eye(n, dtype=work.dtype, device=work.device)
+        step = torch.linalg.solve(hessian, excess)
+        slope, size = torch.dot(excess, step), 1.0
+        rounding = 8 * torch.finfo(work.dtype).eps * value.abs()
+        while size > 1e-12:
+            tried = row_maximum(work - (prices + size * step), smoothing=smoothing)
+            tried_value = (prices + size * step).sum() + tried.value.sum()
+            if tried_value <= value - 1e-4 * size * slope + rounding:
+                break
+            size /= 2
+        prices, rows, value = prices + size * step, tried, tried_value
+    plan = rows.argmax
+    converged = bool((plan.sum(0) - 1).abs().amax() <= 100 * NEWTON_TOLERANCE)
+    if smoothing == "sparse":
+        # Independent of how it was found: at the maximum no assignment improves on the plan to first order.
+        ascent = work - plan
+        best = solve_linear(ascent, maximize=True)[:, None]
+        gap = ascent.gather(1, best).sum() - (ascent * plan).sum()
+        converged = converged and bool(gap <= 1e-8 * (1 + work.abs().amax()) * n)
+    truth = 0.0 if smoothing == "entropy" else n / 2  # Ω of an assignment: -H(Y) = 0, ½|Y|² = N/2
+    return Maximum(value.to(theta.dtype), plan.to(theta.dtype), truth, converged)
+
+
+def _linear_prices(theta: Tensor) -> Tensor:
+    """Prices at which every row is content with its column of the best linear assignment.
+
+    v_j - v_{p_i} >= θ_ij - θ_{i p_i}: longest paths, from both ends; midway between the least and the greatest
+    such prices no two columns are tied unless they must be. A start that is exact as θ grows.
+    """
+    n = len(theta)
+    partner = solve_linear(theta, maximize=True)
+    gain = theta - theta.gather(1, partner[:, None])  # [row, column]; longest path from column partner[row]
+    low, high = theta.new_zeros(n), theta.new_zeros(n)
+    for _ in range(n):
+        raised = torch.maximum(low, (low[partner][:, None] + gain).amax(0))
+        lowered = high.clone()
+        lowered[partner] = torch.minimum(high[partner], (high - gain).amin(1))
+        if torch.equal(raised, low) and torch.equal(lowered, high):
+            break
+        low, high = raised, lowered
+    return (low + high) / 2

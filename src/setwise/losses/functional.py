@@ -1,0 +1,291 @@
+r"""Contrastive losses as assignment problems: one equation, one function.
+
+All of them compare tr(S Y_gt) with the best assignment the encoder's own scores would choose. With scores θ
+(larger is closer, in units of the temperature, the margin taken off the true pairs) every loss of the grid is
+
+    L(θ) = max_{Y in D} {<θ, Y> - Ω(Y)} + Ω(Y_gt) - <θ, Y_gt>  >=  0,      gradient: Y*(θ) - Y_gt
+
+a Fenchel-Young loss; ``setwise.assignment.smoothing`` holds the two choices D and Ω. ``assignment_loss`` is the
+whole family; the named losses say which cell they are. Rows i of ``z_a`` and ``z_b`` [N, E] are the same item.
+
+Scale: ``reduction="sum"`` is the equation as the paper prints it; ``"mean"`` divides that by N·temperature, which
+is what everyone calls InfoNCE. Half-precision embeddings give float32 losses, also under autocast.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softplus
+
+from setwise.assignment.smoothing import Mining, Smoothing
+from setwise.checks import check_count, check_embeddings, check_matrix, check_number, check_option
+from setwise.losses.structured import all_losses, cross_losses, sides, structured_loss
+from setwise.similarity import Similarity, check_similarity, full_precision, prepared_scores
+
+Reduction = Literal["mean", "sum"]
+MININGS = ("batch-hard", "one-to-one")
+REDUCTIONS = ("mean", "sum")
+
+
+def score_assignment_loss(
+    scores: Tensor,
+    *,
+    mining: Mining = "batch-hard",
+    smoothing: Smoothing = "none",
+    margin: float = 0.0,
+    temperature: float = 1.0,
+    reduction: Reduction = "mean",
+) -> Tensor:
+    r"""The whole family on a matrix of scores: Eq. (3), (4), (8) one-to-one and (12), (13), (14) row-wise.
+
+    ``scores`` is [N, M], M >= N, larger is closer (minus a distance), the true partner of row i in column i;
+    columns from N on are extra negatives.
+
+    ================  ====================================  ================================================
+    smoothing         mining="batch-hard" (rows choose      mining="one-to-one" (assignments)
+                      freely)
+    ================  ====================================  ================================================
+    "none"            Eq. (12), the margin triplet loss     Eq. (3), by linear assignment
+    "entropy"         Eq. (13), InfoNCE                     Eq. (4), exact, N <= 16
+    "sinkhorn"                                              its relaxation to doubly stochastic matrices,
+                                                            between Eq. (4) and Eq. (4) + τ log(N^N / N!)
+    "sparse"          Eq. (14), SparseCLR                   Eq. (8), exact, N <= 7
+    "sparsemap"                                             Eq. (14)'s own form on doubly stochastic matrices
+    ================  ====================================  ================================================
+
+    L >= 0. Departures from the print: the sparse term of Eq. (8), (14) is added, not subtracted, with a constant
+    that makes the loss 0 at its minimum (with the printed sign negatives attract); the margin of S_m = S + m Y_gt
+    applies to every cell; one-to-one <= row-wise for "none" and "entropy".
+    """
+    check_matrix(scores, "scores")
+    if scores.ndim != 2 or scores.shape[0] > scores.shape[1]:
+        raise ValueError(
+            f"expected scores of shape (N, M) with M >= N, the partner of row i in column i, got {tuple(scores.shape)}"
+        )
+    check_assignment_options(mining, smoothing, margin, temperature, reduction)
+    theta = full_precision(scores) * (1 / temperature)
+    partner = torch.arange(len(scores), device=scores.device)
+    loss = structured_loss(theta, partner, mining, smoothing, margin / temperature)
+    return _reduce(loss, len(scores), reduction, temperature)
+
+
+def assignment_loss(
+    z_a: Tensor,
+    z_b: Tensor,
+    extra_negatives: Tensor | None = None,
+    *,
+    mining: Mining = "batch-hard",
+    smoothing: Smoothing = "none",
+    margin: float = 0.0,
+    temperature: float = 1.0,
+    similarity: Similarity = "euclidean",
+    reduction: Reduction = "mean",
+    symmetric: bool = False,
+) -> Tensor:
+    """The whole family on embeddings: ``score_assignment_loss`` of ``z_a`` against ``z_b`` and ``extra_negatives``.
+
+    ``symmetric`` averages both directions; without extra negatives a one-to-one loss is symmetric as it is.
+    """
+    check_embeddings(z_a, z_b, extra_negatives)
+    check_similarity(similarity)
+    check_assignment_options(mining, smoothing, margin, temperature, reduction)
+    partner = torch.arange(len(z_a), device=z_a.device)
+    losses = []
+    for anchors, candidates in sides(z_a, z_b, extra_negatives, symmetric=symmetric, similarity=similarity):
+        theta = prepared_scores(anchors, candidates, similarity=similarity, scale=1 / temperature)
+        losses.append(structured_loss(theta, partner, mining, smoothing, margin / temperature).sum())
+    return _reduce(torch.stack(losses).mean(), len(z_a), reduction, temperature)
+
+
+def info_nce(
+    z_a: Tensor,
+    z_b: Tensor,
+    extra_negatives: Tensor | None = None,
+    *,
+    temperature: float = 0.05,
+    similarity: Similarity = "cosine",
+    symmetric: bool = False,
+    block_size: int | None = None,
+) -> Tensor:
+    r"""InfoNCE: the row-wise entropic assignment loss, Eq. (13) / (Nτ) (Proposition 2).
+
+        mean_i [ -s_ii/τ + log Σ_j exp(s_ij/τ) ]
+
+    over the rows of S_AB, the partner among the candidates; ``symmetric`` averages rows and columns.
+    """
+    check_embeddings(z_a, z_b, extra_negatives)
+    check_row_options(similarity, temperature=temperature, block_size=block_size)
+    return cross_losses(
+        z_a,
+        z_b,
+        extra_negatives,
+        symmetric=symmetric,
+        similarity=similarity,
+        smoothing="entropy",
+        temperature=temperature,
+        block_size=block_size,
+    ).mean()
+
+
+def nt_xent(
+    z_a: Tensor,
+    z_b: Tensor,
+    extra_negatives: Tensor | None = None,
+    *,
+    temperature: float = 0.5,
+    reduction: Literal["mean", "log-mean"] = "mean",
+    similarity: Similarity = "cosine",
+    clamp: float | None = None,
+    block_size: int | None = None,
+) -> Tensor:
+    r"""NT-Xent, SimCLR's loss: Eq. (13) / (Nτ) with each of the 2N views choosing among the 2N - 1 others.
+
+    With p_i the softmax probability of view i's partner: ``reduction="mean"`` is mean_i(-log p_i); ``"log-mean"``,
+    the released code's form, is -log(mean_i p_i), which weighs views by how well they do already.
+    ``clamp`` bounds every similarity from below, as the released code does with QARe.
+    """
+    check_embeddings(z_a, z_b, extra_negatives)
+    check_row_options(similarity, temperature=temperature, block_size=block_size, clamp=clamp)
+    check_option(reduction, ("mean", "log-mean"), "reduction")
+    losses = all_losses(
+        z_a,
+        z_b,
+        extra_negatives,
+        similarity=similarity,
+        smoothing="entropy",
+        temperature=temperature,
+        clamp=clamp,
+        block_size=block_size,
+    )
+    return losses.mean() if reduction == "mean" else math.log(len(losses)) - torch.logsumexp(-losses, 0)
+
+
+def sparse_clr(
+    z_a: Tensor,
+    z_b: Tensor,
+    extra_negatives: Tensor | None = None,
+    *,
+    margin: float = 1.0,
+    candidates: Literal["all", "cross"] = "all",
+    similarity: Similarity = "cosine",
+    temperature: float = 1.0,
+    clamp: float | None = None,
+    block_size: int | None = None,
+) -> Tensor:
+    r"""SparseCLR: the row-wise sparse assignment loss, Eq. (14) / N with its sign mended.
+
+        mean_i [ -s_ii + ½ Σ_{j in Ω_i} (s_ij² - T_i²) + ½ ],      the margin taken off s_ii
+
+    Ω_i, T_i: support and threshold of sparsemax over row i, Eq. (15), (16). Negatives outside Ω_i have no gradient.
+    ``candidates="all"``: every view among the 2N - 1 others (the released code); ``"cross"``: rows of S_AB.
+    """
+    check_embeddings(z_a, z_b, extra_negatives)
+    check_row_options(similarity, temperature=temperature, block_size=block_size, margin=margin, clamp=clamp)
+    check_option(candidates, ("all", "cross"), "candidates")
+    options = {
+        "smoothing": "sparse",
+        "margin": margin,
+        "temperature": temperature,
+        "clamp": clamp,
+        "block_size": block_size,
+    }
+    if candidates == "all":
+        return all_losses(z_a, z_b, extra_negatives, similarity=similarity, **options).mean()
+    return cross_losses(z_a, z_b, extra_negatives, symmetric=False, similarity=similarity, **options).mean()
+
+
+def triplet_margin(
+    z_a: Tensor,
+    z_b: Tensor,
+    extra_negatives: Tensor | None = None,
+    *,
+    margin: float = 0.5,
+    similarity: Similarity = "euclidean",
+    symmetric: bool = False,
+) -> Tensor:
+    r"""Batch-hard margin triplet loss: the row-wise hard assignment loss, Eq. (12) / N (Proposition 1).
+
+        mean_i relu(m + d_ii - min_{j != i} d_ij)
+
+    The proposition holds row-wise only; one-to-one, Eq. (3), is smaller or equal.
+    """
+    check_embeddings(z_a, z_b, extra_negatives)
+    check_row_options(similarity, margin=margin)
+    return cross_losses(
+        z_a, z_b, extra_negatives, symmetric=symmetric, similarity=similarity, smoothing="none", margin=margin
+    ).mean()
+
+
+def nt_logistic(
+    z_a: Tensor,
+    z_b: Tensor,
+    extra_negatives: Tensor | None = None,
+    *,
+    temperature: float = 0.05,
+    similarity: Similarity = "cosine",
+    negatives: Literal["mean", "sum", "hardest"] = "mean",
+    symmetric: bool = False,
+) -> Tensor:
+    r"""NT-Logistic: each pair classified on its own as true or false.
+
+        mean_i [ softplus(-s_ii/τ) + R_{j != i} softplus(s_ij/τ) ]
+
+    The paper cites word2vec and gives no formula: R is the mean (one positive to one negative, as in SimCLR's
+    comparison), the sum, or the hardest. A single row has no negative term.
+    """
+    check_embeddings(z_a, z_b, extra_negatives)
+    check_row_options(similarity, temperature=temperature)
+    check_option(negatives, ("mean", "sum", "hardest"), "negatives")
+    losses = []
+    for anchors, candidates in sides(z_a, z_b, extra_negatives, symmetric=symmetric, similarity=similarity):
+        logits = prepared_scores(anchors, candidates, similarity=similarity, scale=1 / temperature)
+        losses.append(softplus(-logits.diagonal()))
+        others = logits.masked_fill(torch.eye(*logits.shape, dtype=torch.bool, device=z_a.device), -math.inf)
+        if others.shape[1] > 1:
+            reduce: Callable[[Tensor], Tensor] = {
+                "mean": lambda rows: rows.sum(1) / (rows.shape[1] - 1),
+                "sum": lambda rows: rows.sum(1),
+                "hardest": lambda rows: rows.amax(1),
+            }[negatives]
+            losses[-1] = losses[-1] + reduce(softplus(others))
+    return torch.cat(losses).mean()
+
+
+def check_row_options(
+    similarity: str,
+    *,
+    temperature: float = 1.0,
+    margin: float = 0.0,
+    clamp: float | None = None,
+    block_size: int | None = None,
+) -> None:
+    """Raise on options that no row-wise loss can take."""
+    check_similarity(similarity)
+    check_number(temperature, "temperature", above=0)
+    check_number(margin, "margin", least=0)
+    check_count(block_size, "block_size")
+    if clamp is not None:
+        check_number(clamp, "clamp")
+
+
+def _reduce(loss: Tensor, rows: int, reduction: Reduction, temperature: float) -> Tensor:
+    return loss.sum() / rows if reduction == "mean" else loss.sum() * temperature
+
+
+def check_assignment_options(mining: str, smoothing: str, margin: float, temperature: float, reduction: str) -> None:
+    """Raise on options of the assignment losses that are unknown or say nothing together."""
+    check_option(mining, MININGS, "mining")
+    check_option(smoothing, ("none", "entropy", "sparse", "sinkhorn", "sparsemap"), "smoothing")
+    if mining == "batch-hard" and smoothing in ("sinkhorn", "sparsemap"):
+        same = {"sinkhorn": "entropy", "sparsemap": "sparse"}[smoothing]
+        raise ValueError(f'expected smoothing {same!r} with mining="batch-hard", where it is the same as {smoothing!r}')
+    check_number(margin, "margin", least=0)
+    check_number(temperature, "temperature", above=0)
+    if smoothing == "none" and temperature != 1.0:
+        raise ValueError(f'expected temperature 1.0 with smoothing="none", got {temperature}; it would have no effect')
+    check_option(reduction, REDUCTIONS, "reduction")

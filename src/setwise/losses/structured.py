@@ -1,0 +1,123 @@
+"""What the losses of the grid share: the Fenchel-Young loss of scores, dense or block by block.
+
+With scores θ (larger is closer, in units of the temperature) and a maximum over assignments from
+``setwise.assignment.smoothing``,
+
+    L(θ) = max_{Y in D} {<θ, Y> - Ω(Y)} + Ω(Y_gt) - <θ, Y_gt>  >=  0,      gradient: Y*(θ) - Y_gt
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
+
+from setwise.assignment.smoothing import Mining, Smoothing, assignment_maximum, row_maximum
+from setwise.similarity import Similarity, prepare, prepared_scores
+
+
+class _FenchelYoung(torch.autograd.Function):
+    """maximum + Ω(Y_gt) - <θ, Y_gt>, whose gradient in θ is argmax - Y_gt whatever found the argmax."""
+
+    @staticmethod
+    def forward(ctx: Any, theta: Tensor, partner: Tensor, mining: Mining, smoothing: Smoothing) -> Tensor:
+        solve = row_maximum if mining == "batch-hard" else assignment_maximum
+        best = solve(theta, smoothing=smoothing)
+        if not best.converged:
+            warnings.warn(f"the {smoothing!r} solver stopped at its limit; the loss is approximate", stacklevel=2)
+        true = theta.gather(1, partner[:, None])
+        ctx.save_for_backward(best.argmax.scatter_add_(1, partner[:, None], -torch.ones_like(true)))
+        return best.value - (true[:, 0] if mining == "batch-hard" else true.sum()) + best.truth
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (difference,) = ctx.saved_tensors
+        return difference * grad.unsqueeze(-1), None, None, None
+
+
+def structured_loss(theta: Tensor, partner: Tensor, mining: Mining, smoothing: Smoothing, margin: float) -> Tensor:
+    """Losses of rows [N] or of the whole assignment []; ``theta`` is the caller's to overwrite."""
+    if margin:
+        # S_m = S + m Y_gt on distances takes m off the scores of true pairs. A constant: no gradient to record.
+        with torch.no_grad():
+            theta.scatter_add_(1, partner[:, None], theta.new_full((len(theta), 1), -margin))
+    loss: Tensor = _FenchelYoung.apply(theta, partner, mining, smoothing)  # type: ignore[no-untyped-call]
+    return loss
+
+
+def row_losses(
+    anchors: Tensor,
+    candidates: Tensor,
+    partner: Tensor,
+    *,
+    itself: bool,
+    similarity: Similarity,
+    smoothing: Smoothing,
+    margin: float = 0.0,
+    temperature: float = 1.0,
+    clamp: float | None = None,
+    block_size: int | None = None,
+) -> Tensor:
+    """Row-wise loss of each anchor [R] among prepared candidates [M, E], ``partner`` [R] the true column.
+
+    ``itself``: anchor i is candidate i, which it may not choose. With ``block_size``, anchors are taken that many
+    at a time and their scores computed again in the backward pass: memory R·E + block·M instead of R·M.
+    """
+
+    def losses(anchors: Tensor, candidates: Tensor, partner: Tensor, start: int) -> Tensor:
+        theta = prepared_scores(anchors, candidates, similarity=similarity, scale=1 / temperature)
+        if clamp is not None:
+            theta = theta.clamp_min(clamp / temperature)
+        if itself:
+            # No gradient is recorded: none flows into an entry that is never chosen.
+            with torch.no_grad():
+                theta.diagonal(start).fill_(-math.inf)
+        return structured_loss(theta, partner, "batch-hard", smoothing, margin / temperature)
+
+    if block_size is None or block_size >= len(anchors):
+        return losses(anchors, candidates, partner, 0)
+    parts = [
+        checkpoint(
+            losses,
+            anchors[start : start + block_size],
+            candidates,
+            partner[start : start + block_size],
+            start,
+            use_reentrant=False,
+            preserve_rng_state=False,
+        )
+        for start in range(0, len(anchors), block_size)
+    ]
+    return torch.cat(parts)
+
+
+def sides(
+    z_a: Tensor, z_b: Tensor, extra: Tensor | None, *, symmetric: bool, similarity: Similarity
+) -> list[tuple[Tensor, Tensor]]:
+    """Prepared anchors [N, E] and candidates [N + M, E] of each direction compared."""
+    x, y, *more = prepare(z_a, z_b, *([] if extra is None else [extra]), similarity=similarity)
+    pairs = [(x, y), (y, x)] if symmetric else [(x, y)]
+    return [(anchors, torch.cat([candidates, *more])) for anchors, candidates in pairs]
+
+
+def cross_losses(
+    z_a: Tensor, z_b: Tensor, extra: Tensor | None, *, symmetric: bool, similarity: Similarity, **options: Any
+) -> Tensor:
+    """Row losses of z_a among z_b and the extra negatives [N]; symmetric: of z_b among z_a too [2N]."""
+    partner = torch.arange(len(z_a), device=z_a.device)
+    both = sides(z_a, z_b, extra, symmetric=symmetric, similarity=similarity)
+    return torch.cat([row_losses(*side, partner, itself=False, similarity=similarity, **options) for side in both])
+
+
+def all_losses(z_a: Tensor, z_b: Tensor, extra: Tensor | None, *, similarity: Similarity, **options: Any) -> Tensor:
+    """Row losses of all 2N views, each among the 2N - 1 others and the extra negatives [2N]."""
+    x, y, *more = prepare(z_a, z_b, *([] if extra is None else [extra]), similarity=similarity)
+    views = torch.cat([x, y])
+    partner = torch.arange(len(views), device=x.device).roll(len(x))
+    return row_losses(views, torch.cat([views, *more]), partner, itself=True, similarity=similarity, **options)
