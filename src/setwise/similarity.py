@@ -58,13 +58,13 @@ def prepare(*z: Tensor, similarity: Similarity) -> tuple[Tensor, ...]:
         return tuple(normalize(x) for x in z)
     if similarity == "sqeuclidean":
         # Distances do not depend on the origin, but |a|^2 + |b|^2 - 2ab loses digits far away from it.
-        origin = z[0].detach().mean(0)
+        origin = z[0].detach().mean(-2, keepdim=True)
         return tuple(x - origin for x in z)
     return z
 
 
 def prepared_scores(x: Tensor, y: Tensor, *, similarity: Similarity, scale: float = 1.0) -> Tensor:
-    """scale · score of every row of ``x`` against every row of ``y``, [N, M], a tensor of its own.
+    """Score · scale of every row of ``x`` against every row of ``y``, [..., N, M], a tensor of its own.
 
     Both must come from ``prepare``. Autocast is off inside: scores in bf16 differ by more than the temperature.
     """
@@ -72,8 +72,8 @@ def prepared_scores(x: Tensor, y: Tensor, *, similarity: Similarity, scale: floa
         if similarity == "cosine":
             return (scale * x) @ y.mT
         if similarity == "sqeuclidean":
-            products = torch.addmm((y * y).sum(1), x, y.mT, alpha=-2)
-            return (products + (x * x).sum(1, keepdim=True)).clamp_min(0) * -scale
+            squares = (x * x).sum(-1, keepdim=True) + (y * y).sum(-1, keepdim=True).mT
+            return torch.add(squares, x @ y.mT, alpha=-2).clamp_min(0) * -scale
         return _distances(x, y) * -scale
 
 
@@ -99,14 +99,23 @@ def pairwise(z_a: Tensor, z_b: Tensor, *, similarity: Similarity = "cosine") -> 
 
 
 class Factor(NamedTuple):
-    """S = rows · diag-like core · rowsᵀ of rank r without forming S: ``rows`` [N, r], ``core`` [r, r] or None for I."""
+    """S = rows · middle · rowsᵀ without forming S: ``rows`` [..., N, r], ``middle`` [r, r], or None for 1."""
 
     rows: Tensor
-    core: Tensor | None
+    middle: Tensor | None
+
+    def matrix(self) -> Tensor:
+        """S itself, [..., N, N]."""
+        return (self.rows if self.middle is None else self.rows @ self.middle) @ self.rows.mT
+
+    def row_sums(self) -> Tensor:
+        """S 1, [..., N]."""
+        sums = self.rows.sum(-2, keepdim=True).mT
+        return (self.rows @ (sums if self.middle is None else self.middle @ sums)).squeeze(-1)
 
 
 def intra_factor(z: Tensor, *, similarity: Similarity = "cosine", shift: float = 0.0) -> Factor | None:
-    r"""Exact low-rank factor of shift + S_A, or None where there is none (Euclidean distances are full rank).
+    r"""Exact low-rank factor of shift + S_A of ``z`` [..., N, E]; None for Euclidean distances, of full rank.
 
     cosine        shift + Z Z^T                    = [Z √shift] [Z √shift]^T        r = E + 1 (E without shift)
     sqeuclidean   shift + n 1^T + 1 n^T - 2 Z Z^T  = F C F^T,  F = [n 1 Z]          r = E + 2
@@ -114,13 +123,13 @@ def intra_factor(z: Tensor, *, similarity: Similarity = "cosine", shift: float =
     if similarity == "euclidean":
         return None
     (x,) = prepare(z, similarity=similarity)
-    ones = x.new_ones(len(x), 1)
+    ones = torch.ones_like(x[..., :1])
     if similarity == "cosine" and shift >= 0:
-        return Factor(torch.cat([x, shift**0.5 * ones], 1) if shift else x, None)
+        return Factor(torch.cat([x, shift**0.5 * ones], -1) if shift else x, None)
     if similarity == "cosine":
-        core = torch.ones(x.shape[1] + 1, dtype=x.dtype, device=x.device)
-        core[-1] = shift
-        return Factor(torch.cat([x, ones], 1), torch.diag(core))
-    core = torch.full((x.shape[1] + 2,), -2.0, dtype=x.dtype, device=x.device).diag()
-    core[0, 0], core[1, 1], core[0, 1], core[1, 0] = 0.0, shift, 1.0, 1.0
-    return Factor(torch.cat([(x * x).sum(1, keepdim=True), ones, x], 1), core)
+        diagonal = torch.ones(x.shape[-1] + 1, dtype=x.dtype, device=x.device)
+        diagonal[-1] = shift
+        return Factor(torch.cat([x, ones], -1), diagonal.diag())
+    middle = torch.full((x.shape[-1] + 2,), -2.0, dtype=x.dtype, device=x.device).diag()
+    middle[:2, :2] = torch.tensor([[0.0, 1.0], [1.0, shift]])
+    return Factor(torch.cat([(x * x).sum(-1, keepdim=True), ones, x], -1), middle)

@@ -6,7 +6,8 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from setwise.checks import check_matrix
+from setwise.checks import check_embeddings, check_matrix
+from setwise.similarity import Similarity, check_similarity, scores
 
 
 def solve_linear(cost: Tensor, *, maximize: bool = False) -> Tensor:
@@ -28,3 +29,15 @@ def solve_linear(cost: Tensor, *, maximize: bool = False) -> Tensor:
     for k, problem in enumerate(problems):
         columns[k] = torch.from_numpy(linear_sum_assignment(problem, maximize=maximize)[1])
     return columns.reshape(*batch, n).to(cost.device)
+
+
+def matching_accuracy(z_a: Tensor, z_b: Tensor, *, similarity: Similarity = "euclidean") -> float:
+    """Share of rows that the best assignment between the two sets puts on their true partner, in [0, 1].
+
+    ``z_a``, ``z_b`` [N, E] are the two views of the same N items in the same order. The paper calls this the mean
+    Hamming distance to the true assignment; it is one minus that.
+    """
+    check_embeddings(z_a, z_b)
+    check_similarity(similarity)
+    partner = solve_linear(scores(z_a, z_b, similarity=similarity), maximize=True)
+    return (partner == torch.arange(len(partner), device=partner.device)).double().mean().item()

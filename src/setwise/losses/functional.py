@@ -24,8 +24,21 @@ from torch.nn.functional import softplus
 
 from setwise.assignment.smoothing import Mining, Smoothing
 from setwise.checks import check_count, check_embeddings, check_matrix, check_number, check_option
+from setwise.losses.set_level import qare, quadratic_assignment_loss
 from setwise.losses.structured import all_losses, cross_losses, sides, structured_loss
 from setwise.similarity import Similarity, check_similarity, full_precision, prepared_scores
+
+__all__ = [
+    "assignment_loss",
+    "info_nce",
+    "nt_logistic",
+    "nt_xent",
+    "qare",
+    "quadratic_assignment_loss",
+    "score_assignment_loss",
+    "sparse_clr",
+    "triplet_margin",
+]
 
 Reduction = Literal["mean", "sum"]
 MININGS = ("batch-hard", "one-to-one")

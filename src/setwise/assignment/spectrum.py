@@ -1,0 +1,181 @@
+r"""Spectral bounds on the quadratic assignment term, Eq. (7) and (17), dense or through a few dimensions.
+
+For symmetric A, B of size N and any assignment Y,
+
+    <λ_A, λ_B>_-  <=  tr(A Y B Y^T)  <=  <λ_A, λ_B>_+                         ("eigenvalue", the paper's bound)
+
+where <.,.>_± are the greatest and least dot products over orderings: both sorted alike, or one the other way round.
+The all-ones direction, which every permutation fixes, can be taken out first (Hadley, Rendl, Wolkowicz 1992): with
+V an orthonormal basis of its complement, row sums r(.) and total sums s(.),
+
+    <λ(V^T A V), λ(V^T B V)>_±  +  (2/N) <r(A), r(B)>_±  -  s(A) s(B) / N²    ("projection", usually much tighter)
+
+Everything here works on the two matrices stacked, [2, N, N], or on what stands for them: a ``Compressed`` pair,
+whose eigenvalues are those of a small core and one repeated value. Nothing differentiates an eigen-solver: with
+A = W diag(λ) W^T the gradient of either dot product in A is W diag(λ_B in A's order) W^T.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from setwise.checks import check_like, check_option, check_symmetric
+from setwise.kernels.eigh import eigh
+from setwise.similarity import Factor, full_precision
+
+Bound = Literal["eigenvalue", "projection", "best"]
+BOUNDS: tuple[Bound, ...] = ("eigenvalue", "projection", "best")
+
+
+class Compressed(NamedTuple):
+    """Two symmetric matrices of size ``size`` by what their spectra are made of.
+
+    Each has the eigenvalues of its ``core`` [2, r, r] and, size - r times, its ``rest`` [2].
+    """
+
+    core: Tensor
+    rest: Tensor
+    size: int
+
+
+def compress_dense(s: Tensor) -> Compressed:
+    """[2, N, N] as they are."""
+    return Compressed(s, s.new_zeros(2), s.shape[-1])
+
+
+def compress_factor(factor: Factor, size: int) -> Compressed:
+    """S = F C F^T with F [2, N, r] through r dimensions: exact, O(N r²). ``size`` <= N counts eigenvalues.
+
+    For C = 1 the core is the Gram matrix F^T F. Otherwise, with F = Q R, it is R C R^T; Q is a constant to the
+    gradient, since S stays within its span to first order.
+    """
+    rows, middle = factor
+    if middle is None:
+        return Compressed(rows.mT @ rows, rows.new_zeros(2), size)
+    basis = torch.linalg.qr(rows.detach()).Q
+    small = basis.mT @ rows
+    return Compressed(small @ middle @ small.mT, rows.new_zeros(2), size)
+
+
+def compress_leading(s: Tensor, k: int, *, steps: int = 4, oversampling: int = 8) -> Compressed:
+    """The k leading eigenvalues of each end of S [2, N, N] and the mean of the others for each of those.
+
+    Block Krylov iteration: Rayleigh-Ritz on the span of (Ω, S Ω, ..., S^steps Ω) for a fixed random block Ω of
+    k + oversampling columns, O(N² k) a step. The error of any dot product is at most ``leading_error``.
+    """
+    n = s.shape[-1]
+    if 2 * k >= n or (steps + 1) * (k + oversampling) >= n:
+        return compress_dense(s)
+    with torch.no_grad():
+        generator = torch.Generator().manual_seed(0)  # a fixed block: the same S gives the same value
+        block = torch.randn(n, k + oversampling, generator=generator).to(s).expand(len(s), -1, -1)
+        blocks = [torch.linalg.qr(block).Q]
+        for _ in range(steps):
+            blocks.append(torch.linalg.qr(s @ blocks[-1]).Q)
+        basis = torch.linalg.qr(torch.cat(blocks, -1)).Q
+        _, ritz = eigh(basis.mT @ s @ basis)
+        ends = basis @ torch.cat([ritz[..., :k], ritz[..., -k:]], -1)  # [2, N, 2k]
+    core = ends.mT @ s @ ends
+    traces = s.diagonal(dim1=-2, dim2=-1).sum(-1) - core.diagonal(dim1=-2, dim2=-1).sum(-1)
+    return Compressed(core, traces / (n - 2 * k), n)
+
+
+def leading_error(s: Tensor, pair: Compressed) -> Tensor:
+    r"""How far an ordered dot product of ``pair`` can be from that of the two matrices S [2, N, N] it stands for.
+
+    With S̃ what the pair stands for and δ = |S - S̃|_F, eigenvalues move by at most δ in the 2-norm (Hoffman and
+    Wielandt), so the dot product by at most δ_A |S_B|_F + δ_B |S̃_A|_F.
+    """
+    kept = pair.core.square().sum((-1, -2)) + (pair.size - pair.core.shape[-1]) * pair.rest.square()
+    whole = s.square().sum((-1, -2))
+    delta = (whole - kept).clamp_min(0).sqrt()
+    return delta[0] * whole[1].sqrt() + delta[1] * kept[0].sqrt()
+
+
+class _OrderedDot(torch.autograd.Function):
+    """<λ_A, λ_B>_± of a compressed pair and its closed-form gradient in core and rest."""
+
+    @staticmethod
+    def forward(ctx: Any, core: Tensor, rest: Tensor, size: int, largest: bool) -> Tensor:
+        r = core.shape[-1]
+        if ctx.needs_input_grad[0] or core.is_cuda:  # there, only our own solver runs without a host sync
+            values, vectors = eigh(core)  # ascending, [2, r] and [2, r, r]
+        else:
+            values, vectors = torch.linalg.eigvalsh(core), None
+        # The repeated value takes its place among the others. No more than r copies of it can meet anything but
+        # each other, so r (or what there is) are sorted in and the remaining pairs added at once.
+        copies = min(size - r, r)
+        places = torch.arange(r, device=core.device) + copies * (values >= rest[:, None])
+        ascending = rest[:, None].repeat(1, r + copies).scatter_(1, places, values)
+        opposite = ascending.flip(0)  # what each set's values meet
+        if not largest:
+            opposite = opposite.flip(1)
+        beyond = size - r - copies
+        if vectors is not None:
+            met = opposite.gather(1, places)  # [2, r]
+            rest_met = opposite.sum(1) - met.sum(1) + beyond * rest.flip(0)
+            ctx.save_for_backward((vectors * met[:, None, :]) @ vectors.mT, rest_met)
+        return (ascending[0] * opposite[0]).sum() + beyond * rest.prod()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        core_grad, rest_grad = ctx.saved_tensors
+        return grad * core_grad, grad * rest_grad, None, None
+
+
+def ordered_dot(pair: Compressed, *, largest: bool) -> Tensor:
+    """<λ_A, λ_B>_+ (``largest``) or <λ_A, λ_B>_-, counting every repeated eigenvalue. In float32 at least."""
+    with torch.autocast(pair.core.device.type, enabled=False):
+        core, rest = full_precision(pair.core), full_precision(pair.rest)
+        value: Tensor = _OrderedDot.apply(core, rest, pair.size, largest)  # type: ignore[no-untyped-call]
+        return value
+
+
+def project_ones(s: Tensor) -> Tensor:
+    """V^T S V for [..., N, N] → [..., N-1, N-1]: a Householder reflection takes the ones vector to the first axis."""
+    n = s.shape[-1]
+    u = s.new_full((n, 1), n**-0.5)
+    u[0] += 1
+    u = u / torch.linalg.vector_norm(u)
+    half = s @ u
+    q = 2 * (half - u * (u.mT @ half))
+    reflected: Tensor = s - u @ q.mT - q @ u.mT
+    return reflected[..., 1:, 1:]
+
+
+def ordered_row_sums(sums: Tensor, *, largest: bool) -> Tensor:
+    """The projection bound's other terms, (2/N) <r(A), r(B)>_± - s(A) s(B) / N², from row sums [2, N]."""
+    n = sums.shape[-1]
+    first, second = sums.sort(-1).values
+    return 2 / n * torch.dot(first, second if largest else second.flip(0)) - sums.sum(-1).prod() / n**2
+
+
+def spectral_bounds(a: Tensor, b: Tensor, *, bound: Bound = "eigenvalue") -> tuple[Tensor, Tensor]:
+    """Lower and upper bound on tr(A Y B Y^T) over all assignments Y, for symmetric A, B [N, N]; Eq. (7), (17).
+
+    ``bound="best"`` takes the tighter of "eigenvalue" and "projection" at each end. Differentiable.
+    """
+    check_symmetric(a, "a")
+    check_symmetric(b, "b")
+    check_like(b, "b", a, "a")
+    if a.ndim != 2:
+        raise ValueError(f"expected a of shape (N, N), one matrix, got {tuple(a.shape)}")
+    check_option(bound, BOUNDS, "bound")
+    s = full_precision(torch.stack([a, b]))
+    ends = []
+    for largest in (False, True):
+        values = []
+        if bound in ("eigenvalue", "best"):
+            values.append(ordered_dot(compress_dense(s), largest=largest))
+        if bound in ("projection", "best"):
+            sums = ordered_row_sums(s.sum(-1), largest=largest)
+            projected = ordered_dot(compress_dense(project_ones(s)), largest=largest) if len(a) > 1 else 0.0
+            values.append(sums + projected)
+        stacked = torch.stack(values)
+        ends.append(stacked.amin(0) if largest else stacked.amax(0))
+    return ends[0], ends[1]

@@ -1,0 +1,239 @@
+"""The losses as modules: options checked once, ``loss(z_a, z_b)`` afterwards. The mathematics is in ``functional``."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from setwise.assignment.smoothing import Mining, Smoothing
+from setwise.assignment.spectrum import Bound
+from setwise.checks import check_number, check_option
+from setwise.losses import functional
+from setwise.losses.set_level import Spectrum, check_qare_options, qare
+from setwise.similarity import Similarity
+
+
+class _Loss(nn.Module):
+    """A function of embeddings with its options fixed. They are shown by ``repr`` and kept in ``options``."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.options = options
+
+    @property
+    def similarity(self) -> Similarity:
+        """The measure the loss compares embeddings by."""
+        name: Similarity = self.options["similarity"]
+        return name
+
+    def extra_repr(self) -> str:
+        """The options, as they would be written."""
+        return ", ".join(f"{name}={value!r}" for name, value in self.options.items())
+
+
+class AssignmentLoss(_Loss):
+    """Any cell of the grid {row-wise, one-to-one} × {hard, entropic, sparse}; see ``functional.assignment_loss``."""
+
+    def __init__(
+        self,
+        *,
+        mining: Mining = "batch-hard",
+        smoothing: Smoothing = "none",
+        margin: float = 0.0,
+        temperature: float = 1.0,
+        similarity: Similarity = "euclidean",
+        reduction: functional.Reduction = "mean",
+        symmetric: bool = False,
+    ) -> None:
+        functional.check_row_options(similarity)
+        functional.check_assignment_options(mining, smoothing, margin, temperature, reduction)
+        super().__init__(
+            mining=mining,
+            smoothing=smoothing,
+            margin=margin,
+            temperature=temperature,
+            similarity=similarity,
+            reduction=reduction,
+            symmetric=symmetric,
+        )
+
+    def forward(self, z_a: Tensor, z_b: Tensor, extra_negatives: Tensor | None = None) -> Tensor:
+        """Loss of two views [N, E] of the same items, and extra negatives [M, E] where the cell allows them."""
+        return functional.assignment_loss(z_a, z_b, extra_negatives, **self.options)
+
+
+class InfoNCE(_Loss):
+    """Row-wise entropic assignment loss, Eq. (13) as mean cross-entropy; see ``functional.info_nce``."""
+
+    def __init__(
+        self,
+        *,
+        temperature: float = 0.05,
+        similarity: Similarity = "cosine",
+        symmetric: bool = False,
+        block_size: int | None = None,
+    ) -> None:
+        functional.check_row_options(similarity, temperature=temperature, block_size=block_size)
+        super().__init__(temperature=temperature, similarity=similarity, symmetric=symmetric, block_size=block_size)
+
+    def forward(self, z_a: Tensor, z_b: Tensor, extra_negatives: Tensor | None = None) -> Tensor:
+        """Loss of two views [N, E] of the same items, with extra negatives [M, E] as further candidates."""
+        return functional.info_nce(z_a, z_b, extra_negatives, **self.options)
+
+
+class NTXent(_Loss):
+    """SimCLR's loss, every view among the 2N - 1 others; see ``functional.nt_xent``."""
+
+    def __init__(
+        self,
+        *,
+        temperature: float = 0.5,
+        reduction: Literal["mean", "log-mean"] = "mean",
+        similarity: Similarity = "cosine",
+        clamp: float | None = None,
+        block_size: int | None = None,
+    ) -> None:
+        functional.check_row_options(similarity, temperature=temperature, clamp=clamp, block_size=block_size)
+        check_option(reduction, ("mean", "log-mean"), "reduction")
+        super().__init__(
+            temperature=temperature, reduction=reduction, similarity=similarity, clamp=clamp, block_size=block_size
+        )
+
+    def forward(self, z_a: Tensor, z_b: Tensor, extra_negatives: Tensor | None = None) -> Tensor:
+        """Loss of two views [N, E] of the same items, with extra negatives [M, E] as further candidates."""
+        return functional.nt_xent(z_a, z_b, extra_negatives, **self.options)
+
+
+class SparseCLR(_Loss):
+    """Row-wise sparse assignment loss, Eq. (14) with its sign mended; see ``functional.sparse_clr``."""
+
+    def __init__(
+        self,
+        *,
+        margin: float = 1.0,
+        candidates: Literal["all", "cross"] = "all",
+        similarity: Similarity = "cosine",
+        temperature: float = 1.0,
+        clamp: float | None = None,
+        block_size: int | None = None,
+    ) -> None:
+        functional.check_row_options(
+            similarity, temperature=temperature, margin=margin, clamp=clamp, block_size=block_size
+        )
+        check_option(candidates, ("all", "cross"), "candidates")
+        super().__init__(
+            margin=margin,
+            candidates=candidates,
+            similarity=similarity,
+            temperature=temperature,
+            clamp=clamp,
+            block_size=block_size,
+        )
+
+    def forward(self, z_a: Tensor, z_b: Tensor, extra_negatives: Tensor | None = None) -> Tensor:
+        """Loss of two views [N, E] of the same items, with extra negatives [M, E] as further candidates."""
+        return functional.sparse_clr(z_a, z_b, extra_negatives, **self.options)
+
+
+class TripletMargin(_Loss):
+    """Batch-hard margin triplet loss, Eq. (12); see ``functional.triplet_margin``."""
+
+    def __init__(self, *, margin: float = 0.5, similarity: Similarity = "euclidean", symmetric: bool = False) -> None:
+        functional.check_row_options(similarity, margin=margin)
+        super().__init__(margin=margin, similarity=similarity, symmetric=symmetric)
+
+    def forward(self, z_a: Tensor, z_b: Tensor, extra_negatives: Tensor | None = None) -> Tensor:
+        """Loss of two views [N, E] of the same items, with extra negatives [M, E] as further candidates."""
+        return functional.triplet_margin(z_a, z_b, extra_negatives, **self.options)
+
+
+class NTLogistic(_Loss):
+    """Every pair classified on its own as true or false; see ``functional.nt_logistic``."""
+
+    def __init__(
+        self,
+        *,
+        temperature: float = 0.05,
+        similarity: Similarity = "cosine",
+        negatives: Literal["mean", "sum", "hardest"] = "mean",
+        symmetric: bool = False,
+    ) -> None:
+        functional.check_row_options(similarity, temperature=temperature)
+        check_option(negatives, ("mean", "sum", "hardest"), "negatives")
+        super().__init__(temperature=temperature, similarity=similarity, negatives=negatives, symmetric=symmetric)
+
+    def forward(self, z_a: Tensor, z_b: Tensor, extra_negatives: Tensor | None = None) -> Tensor:
+        """Loss of two views [N, E] of the same items, with extra negatives [M, E] as further candidates."""
+        return functional.nt_logistic(z_a, z_b, extra_negatives, **self.options)
+
+
+class QARe(_Loss):
+    """Quadratic assignment regularisation, Eq. (7) and (17), to add to any loss; see ``functional.qare``."""
+
+    def __init__(
+        self,
+        *,
+        similarity: Similarity = "cosine",
+        bound: Bound = "eigenvalue",
+        spectrum: Spectrum = "auto",
+        k: int | None = None,
+        reference: Literal["none", "truth"] = "none",
+        normalization: Literal["n2", "n(n-1)", "none"] = "n2",
+        shift: float | None = None,
+        clamp: float | None = None,
+    ) -> None:
+        check_qare_options(similarity, bound, spectrum, k, reference, normalization, shift, clamp)
+        super().__init__(
+            similarity=similarity,
+            bound=bound,
+            spectrum=spectrum,
+            k=k,
+            reference=reference,
+            normalization=normalization,
+            shift=shift,
+            clamp=clamp,
+        )
+
+    def forward(self, z_a: Tensor, z_b: Tensor) -> Tensor:
+        """The set-level term of two views [N, E] of the same items."""
+        return qare(z_a, z_b, **self.options)
+
+
+class SetContrastive(nn.Module):
+    """A pairwise loss and a set-level regulariser: alpha · pairwise + beta · regulariser, Algorithms 1 and 2.
+
+    ``pairwise`` is any ``loss(z_a, z_b)``. The regulariser is by default the ``QARe`` of its similarity, cosine where
+    it does not say.
+    """
+
+    def __init__(
+        self, pairwise: nn.Module, beta: float = 0.5, regularizer: nn.Module | None = None, *, alpha: float = 1.0
+    ) -> None:
+        super().__init__()
+        check_number(alpha, "alpha", least=0)
+        check_number(beta, "beta", least=0)
+        self.pairwise = pairwise
+        self.regularizer = regularizer or QARe(similarity=getattr(pairwise, "similarity", "cosine"))
+        self.alpha, self.beta = alpha, beta
+
+    @classmethod
+    def convex(cls, pairwise: nn.Module, beta: float, regularizer: nn.Module | None = None) -> SetContrastive:
+        """(1 - beta) · pairwise + beta · regulariser, as in the paper's instance matching."""
+        if not isinstance(beta, (int, float)) or not 0 <= beta <= 1:
+            raise ValueError(f"expected beta between 0 and 1 for a convex combination, got {beta!r}")
+        return cls(pairwise, beta, regularizer, alpha=1 - beta)
+
+    def terms(self, z_a: Tensor, z_b: Tensor) -> dict[str, Tensor]:
+        """The loss and its two parts before weighting, for logging: "loss", "pairwise", "regularizer"."""
+        pairwise, regularizer = self.pairwise(z_a, z_b), self.regularizer(z_a, z_b)
+        loss = self.alpha * pairwise + self.beta * regularizer
+        return {"loss": loss, "pairwise": pairwise, "regularizer": regularizer}
+
+    def forward(self, z_a: Tensor, z_b: Tensor) -> Tensor:
+        """The weighted sum for two views [N, E] of the same items."""
+        return self.terms(z_a, z_b)["loss"]
+
+    def extra_repr(self) -> str:
+        """The two weights."""
+        return f"alpha={self.alpha!r}, beta={self.beta!r}"

@@ -1,0 +1,69 @@
+"""Exact forms of the losses by name: what the paper writes, and what its released code computes.
+
+``paper/...`` and ``released/...`` never mix: each name holds every choice of its side.
+
+- paper: rows of S_AB, temperature 0.05, QARe divided by N². Instance matching (``paper/matching-...``) works on
+  Euclidean distances, of features the encoder has made unit length, in convex combination with the paper's weights.
+- released: every view among the 2N - 1 others, temperature 0.5, -log of the mean probability; with QARe, all cosines
+  clamped at 1e-8 from below, before the loss too, and QARe divided by N(N-1). It has no instance matching.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import nn
+
+from setwise.checks import check_option
+from setwise.losses.modules import InfoNCE, NTLogistic, NTXent, QARe, SetContrastive, SparseCLR, TripletMargin
+
+RELEASED_CLAMP = 1e-8
+
+_PLAIN: dict[str, Callable[[], nn.Module]] = {
+    "paper/simclr": lambda: InfoNCE(temperature=0.05),
+    "paper/sparseclr": lambda: SparseCLR(margin=1.0, candidates="cross"),
+    "paper/matching-triplet": lambda: TripletMargin(margin=0.5),
+    "paper/matching-infonce": lambda: InfoNCE(temperature=0.05, similarity="euclidean"),
+    "paper/matching-nt-logistic": lambda: NTLogistic(temperature=0.05, similarity="euclidean"),
+    "paper/matching-sparseclr": lambda: SparseCLR(margin=1.0, candidates="cross", similarity="euclidean"),
+    "released/simclr": lambda: NTXent(temperature=0.5, reduction="log-mean"),
+    "released/sparseclr": lambda: SparseCLR(margin=1.0, candidates="all"),
+}
+_RELEASED_CLAMPED: dict[str, Callable[[], nn.Module]] = {
+    "released/simclr-qare": lambda: NTXent(temperature=0.5, reduction="log-mean", clamp=RELEASED_CLAMP),
+    "released/sparseclr-qare": lambda: SparseCLR(margin=1.0, candidates="all", clamp=RELEASED_CLAMP),
+}
+# The paper's weights in instance matching (supplement). Self-supervised weights depend on encoder and data
+# (Table 4), so there beta has no default.
+_MATCHING_BETA = {
+    "paper/matching-triplet-qare": 0.4,
+    "paper/matching-infonce-qare": 0.5,
+    "paper/matching-nt-logistic-qare": 0.2,
+    "paper/matching-sparseclr-qare": 0.3,
+}
+PRESETS = (
+    *_PLAIN,
+    "paper/simclr-qare",
+    "paper/sparseclr-qare",
+    *_MATCHING_BETA,
+    *_RELEASED_CLAMPED,
+)
+
+
+def presets(name: str, *, beta: float | None = None) -> nn.Module:
+    """The loss that ``name`` (one of ``PRESETS``) stands for; ``beta`` weighs QARe in those that have it."""
+    check_option(name, PRESETS, "the preset's name")
+    if name in _PLAIN:
+        if beta is not None:
+            raise ValueError(f"expected no beta for {name!r}, which has no QARe, got {beta!r}; see {name + '-qare'!r}")
+        return _PLAIN[name]()
+    if name in _MATCHING_BETA:
+        weight = _MATCHING_BETA[name] if beta is None else beta
+        return SetContrastive.convex(_PLAIN[name.removesuffix("-qare")](), weight)
+    if beta is None:
+        raise ValueError(f"expected beta=... for {name!r}: the paper chooses it per encoder and data set (Table 4)")
+    if name in _RELEASED_CLAMPED:
+        return SetContrastive(
+            _RELEASED_CLAMPED[name](), beta, QARe(clamp=RELEASED_CLAMP, normalization="n(n-1)", spectrum="dense")
+        )
+    return SetContrastive(_PLAIN[name.removesuffix("-qare")](), beta)

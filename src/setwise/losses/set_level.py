@@ -1,0 +1,210 @@
+r"""The set level: the quadratic assignment loss, Eq. (6), and QARe, its spectral bound as a regulariser, Eq. (7), (17).
+
+Directions. The paper's Eq. (5) minimises tr(S Y^T) + tr(S_A Y S_B^T Y^T) for a distance; Eq. (17) maximises the same
+for a similarity. Only the second is consistent: for two identical sets the identity *maximises* the quadratic term
+whichever φ is, so with distances Eq. (5) prefers to anti-align. QARe keeps the paper's form by default;
+``reference="truth"`` is the consistent one.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from setwise.assignment.linear import solve_linear
+from setwise.assignment.quadratic import quadratic_objective, solve_quadratic
+from setwise.assignment.spectrum import (
+    BOUNDS,
+    Bound,
+    Compressed,
+    compress_dense,
+    compress_factor,
+    compress_leading,
+    ordered_dot,
+    ordered_row_sums,
+    project_ones,
+    spectral_bounds,
+)
+from setwise.checks import check_count, check_embeddings, check_like, check_number, check_option, check_square
+from setwise.similarity import (
+    Factor,
+    Similarity,
+    check_similarity,
+    full_precision,
+    intra_factor,
+    is_distance,
+    pairwise,
+)
+
+Spectrum = Literal["auto", "dense", "lowrank", "topk"]
+SPECTRA = ("auto", "dense", "lowrank", "topk")
+Direction = Literal["distance", "similarity"]
+NORMALIZATIONS = ("n2", "n(n-1)", "none")
+
+
+class QuadraticLoss(NamedTuple):
+    """L_QAP and the two quantities that bound it from above, Eq. (6), (7), (17): loss <= split <= spectral."""
+
+    loss: Tensor
+    split: Tensor
+    spectral: Tensor
+
+
+def quadratic_assignment_loss(
+    s: Tensor, s_a: Tensor, s_b: Tensor, *, direction: Direction = "distance", bound: Bound = "eigenvalue"
+) -> QuadraticLoss:
+    r"""Structured quadratic assignment loss and its chain of bounds, Eq. (6), (7) and (17).
+
+        distance     L_QAP = tr(S Y_gt^T) - min_Y {tr(S Y^T) + tr(S_A Y S_B^T Y^T)}
+                          <= L(S, Y_gt) - min_Y tr(S_A Y S_B^T Y^T)     <=  L(S, Y_gt) - <λ_A, λ_B>_-
+        similarity   the same with max for min and the signs turned, up to  L(S, Y_gt) + <λ_A, λ_B>_+
+
+    ``s`` [N, N] with the true partner of row i in column i, ``s_a``, ``s_b`` symmetric. Exact while
+    ``solve_quadratic`` is (small N); beyond, its heuristic makes ``loss`` and ``split`` lower estimates.
+    Differentiable at the assignments found.
+    """
+    check_square(s, "s")
+    check_option(direction, ("distance", "similarity"), "direction")
+    for matrix, name in ((s_a, "s_a"), (s_b, "s_b")):
+        check_like(matrix, name, s, "s")
+    maximize, sign = direction == "similarity", 1 if direction == "similarity" else -1
+    joint = solve_quadratic(s_a, s_b, linear=s, maximize=maximize).permutation
+    apart = solve_quadratic(s_a, s_b, maximize=maximize).permutation
+    best = s.gather(1, solve_linear(s, maximize=maximize)[:, None]).sum()
+    linear = sign * (best - s.trace())
+    lower, upper = spectral_bounds(s_a, s_b, bound=bound)
+    return QuadraticLoss(
+        loss=sign * (quadratic_objective(s_a, s_b, joint, linear=s) - s.trace()),
+        split=linear + sign * quadratic_objective(s_a, s_b, apart),
+        spectral=linear + (upper if maximize else -lower),
+    )
+
+
+def qare(
+    z_a: Tensor,
+    z_b: Tensor,
+    *,
+    similarity: Similarity = "cosine",
+    bound: Bound = "eigenvalue",
+    spectrum: Spectrum = "auto",
+    k: int | None = None,
+    reference: Literal["none", "truth"] = "none",
+    normalization: Literal["n2", "n(n-1)", "none"] = "n2",
+    shift: float | None = None,
+    clamp: float | None = None,
+) -> Tensor:
+    r"""Quadratic assignment regularisation: the set-level term of Eq. (7) / (17), Algorithms 1 and 2.
+
+        cosine       <λ(1 + S_A), λ(1 + S_B)>_+ / N²        (Algorithm 2: similarities made non-negative by the shift)
+        distances   -<λ(S_A), λ(S_B)>_-         / N²        (Algorithm 1)
+
+    ``bound``: "eigenvalue" is the paper's; "projection" takes the all-ones direction out first; "best" the smaller.
+    ``reference="truth"`` subtracts what the true matching attains, for every similarity,
+
+        <λ_A, λ_B>_+ - tr(S_A S_B^T)  >=  0,
+
+    zero exactly where the true matching pairs the eigenvectors in the order of their eigenvalues: an alignment gap,
+    where the paper's term is a uniformity penalty.
+
+    ``spectrum``: "dense" O(N³); "lowrank" exact, O(N E² + E³), cosine and squared Euclidean; "topk" the k leading
+    eigenvalues of each end and the mean for the others (``assignment.spectrum.leading_error`` bounds the error);
+    "auto" the cheapest exact one. ``shift`` is added to every similarity (default 1 for cosine, 0 for distances),
+    ``clamp`` bounds them from below before that; the released code clamps at 1e-8 and divides by N(N-1), see
+    ``presets``. Value and gradient are float32 at least, also under autocast.
+    """
+    check_embeddings(z_a, z_b)
+    check_qare_options(similarity, bound, spectrum, k, reference, normalization, shift, clamp)
+    n = len(z_a)
+    if normalization == "n(n-1)" and n == 1:
+        raise ValueError('expected at least two rows with normalization="n(n-1)", got 1; use "n2"')
+    if shift is None:
+        shift = 0.0 if is_distance(similarity) else 1.0
+    z = full_precision(torch.stack([z_a, z_b]))
+    with torch.autocast(z.device.type, enabled=False):
+        factor = intra_factor(z, similarity=similarity, shift=shift) if spectrum in ("auto", "lowrank") else None
+        if factor is None or clamp is not None:
+            matrices = pairwise(z, z, similarity=similarity)
+            matrices = (matrices if clamp is None else matrices.clamp_min(clamp)) + shift
+            value = _dense_term(matrices, similarity, bound, reference, k if spectrum == "topk" else None)
+        elif n - 1 <= factor.rows.shape[-1]:  # too few items for the factor to be the smaller matrix
+            value = _dense_term(factor.matrix(), similarity, bound, reference, None)
+        else:
+            value = _factor_term(factor, similarity, bound, reference)
+        return value / {"n2": n**2, "n(n-1)": n * (n - 1), "none": 1}[normalization]
+
+
+def _dense_term(s: Tensor, similarity: Similarity, bound: Bound, reference: str, k: int | None) -> Tensor:
+    def compress(s: Tensor) -> Compressed:
+        return compress_dense(s) if k is None else compress_leading(s, k)
+
+    projected = compress(project_ones(s)) if bound != "eigenvalue" and s.shape[-1] > 1 else None
+    whole = compress(s) if bound != "projection" else None
+    true = (s[0] * s[1]).sum() if reference == "truth" else None
+    return _set_term(whole, projected, s.sum(-1), similarity, bound, true)
+
+
+def _factor_term(factor: Factor, similarity: Similarity, bound: Bound, reference: str) -> Tensor:
+    rows, middle = factor
+    n = rows.shape[-2]
+    centred = Factor(rows - rows.mean(-2, keepdim=True), middle) if bound != "eigenvalue" else None
+    projected = compress_factor(centred, n - 1) if centred is not None else None
+    whole = compress_factor(factor, n) if bound != "projection" else None
+    sums = factor.row_sums() if bound != "eigenvalue" else rows
+    true = None
+    if reference == "truth":
+        cross = rows[0].mT @ rows[1]
+        true = cross.square().sum() if middle is None else ((middle @ cross) * (cross @ middle)).sum()
+    return _set_term(whole, projected, sums, similarity, bound, true)
+
+
+def _set_term(
+    whole: Compressed | None,
+    projected: Compressed | None,
+    row_sums: Tensor,
+    similarity: Similarity,
+    bound: Bound,
+    true: Tensor | None,
+) -> Tensor:
+    """The chosen bound on the quadratic term, as a loss: the smaller, the tighter."""
+    largest = true is not None or not is_distance(similarity)
+    sign = 1 if largest else -1
+    values = []
+    if whole is not None:
+        values.append(sign * ordered_dot(whole, largest=largest))
+    if bound != "eigenvalue":
+        value = ordered_row_sums(row_sums, largest=largest)
+        values.append(sign * (value if projected is None else value + ordered_dot(projected, largest=largest)))
+    value = values[0] if len(values) == 1 else torch.minimum(*values)
+    return value if true is None else value - true
+
+
+def check_qare_options(
+    similarity: str,
+    bound: str,
+    spectrum: str,
+    k: int | None,
+    reference: str,
+    normalization: str,
+    shift: float | None,
+    clamp: float | None,
+) -> None:
+    """Raise on options of ``qare`` that are unknown or contradict each other."""
+    check_similarity(similarity)
+    check_option(bound, BOUNDS, "bound")
+    check_option(spectrum, SPECTRA, "spectrum")
+    check_option(reference, ("none", "truth"), "reference")
+    check_option(normalization, NORMALIZATIONS, "normalization")
+    check_count(k, "k")
+    if (k is None) == (spectrum == "topk"):
+        raise ValueError(
+            f'expected k (a positive integer) with spectrum="topk" and only there, got {k!r}, {spectrum!r}'
+        )
+    if shift is not None:
+        check_number(shift, "shift")
+    if clamp is not None:
+        check_number(clamp, "clamp")
+    if spectrum == "lowrank" and (similarity == "euclidean" or clamp is not None):
+        what = "clamped similarities" if clamp is not None else "Euclidean distances"
+        raise ValueError(f'expected spectrum "auto", "dense" or "topk": {what} have full rank, got "lowrank"')

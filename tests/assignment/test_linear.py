@@ -1,0 +1,44 @@
+"""Eq. (2) against enumeration."""
+
+from itertools import permutations
+
+import pytest
+import torch
+
+import setwise as sw
+
+
+@pytest.mark.parametrize("maximize", [False, True])
+@pytest.mark.parametrize("shape", [(1, 1), (3, 3), (5, 5), (3, 5)])
+def test_solve_linear_equals_enumeration(shape, maximize):
+    cost = torch.randn(4, 2, *shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    found = sw.assignment.solve_linear(cost, maximize=maximize)
+    assert found.shape == (4, 2, shape[0])
+    assert found.dtype == torch.long
+    for matrix, columns in zip(cost.flatten(0, 1), found.flatten(0, 1), strict=True):
+        totals = [sum(matrix[i, j] for i, j in enumerate(p)) for p in permutations(range(shape[1]), shape[0])]
+        best = max(totals) if maximize else min(totals)
+        torch.testing.assert_close(matrix[torch.arange(shape[0]), columns].sum(), best)
+
+
+def test_matching_accuracy_counts_true_partners():
+    z_a = torch.eye(4)
+    assert sw.matching_accuracy(z_a, z_a) == 1.0
+    assert sw.matching_accuracy(z_a, z_a[[1, 0, 2, 3]]) == 0.5
+    assert sw.matching_accuracy(z_a, z_a[[1, 2, 3, 0]], similarity="cosine") == 0.0
+    # One-to-one: row 1 is nearest to column 0 too, but only one of them can have it.
+    a, b = torch.tensor([[0.0], [0.4]]), torch.tensor([[0.1], [5.0]])
+    assert sw.matching_accuracy(a, b) == 1.0
+
+
+def test_bad_costs():
+    with pytest.raises(ValueError, match=r"at least as many columns as rows, got \(3, 2\); pass cost.mT"):
+        sw.assignment.solve_linear(torch.zeros(3, 2))
+    with pytest.raises(ValueError, match="floating-point dtype, got torch.int64"):
+        sw.assignment.solve_linear(torch.zeros(2, 2, dtype=torch.long))
+    with pytest.raises(ValueError, match=r"expected cost of shape \(\.\.\., N, M\), got \(3,\)"):
+        sw.assignment.solve_linear(torch.zeros(3))
+    with pytest.raises(ValueError, match="at least one row"):
+        sw.assignment.solve_linear(torch.zeros(0, 0))
+    with pytest.raises(ValueError, match="1 NaN or infinite of 4 values"):
+        sw.assignment.solve_linear(torch.tensor([[0.0, float("nan")], [1.0, 2.0]]))

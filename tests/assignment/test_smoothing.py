@@ -1,0 +1,193 @@
+"""Every cell of the grid against enumeration, scipy, entmax or POT."""
+
+import math
+from itertools import permutations, product
+
+import entmax
+import numpy as np
+import ot
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import minimize
+from torch import Tensor
+
+from setwise.assignment import assignment_maximum, row_maximum, sparsemax
+
+
+def theta(n: int, m: int | None = None, *, scale: float = 1.0, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return scale * torch.randn(n, n if m is None else m, generator=generator, dtype=torch.float64)
+
+
+def totals_of(t: Tensor) -> tuple[list[tuple[int, ...]], Tensor]:
+    """All one-to-one assignments and their totals."""
+    choices = list(permutations(range(t.shape[1]), len(t)))
+    return choices, torch.stack([t[range(len(t)), list(p)].sum() for p in choices])
+
+
+def simplex_quadratic_maximum(x: Tensor) -> float:
+    """max_p <p, x> - ½|p|² over the simplex by scipy's SLSQP, an independent solver."""
+    v = x.numpy()
+    start = np.full(len(v), 1 / len(v))
+    solution = minimize(
+        lambda p: 0.5 * p @ p - p @ v,
+        start,
+        jac=lambda p: p - v,
+        bounds=[(0, 1)] * len(v),
+        constraints={"type": "eq", "fun": lambda p: p.sum() - 1, "jac": lambda p: np.ones_like(p)},
+        options={"ftol": 1e-14, "maxiter": 1000},
+    )
+    return -solution.fun
+
+
+@pytest.mark.parametrize("smoothing", ["none", "entropy", "sparse"])
+def test_row_maxima(smoothing):
+    t = theta(5, 7, scale=2)
+    best = row_maximum(t, smoothing=smoothing)
+    expected = {
+        "none": lambda: t.max(1).values,
+        "entropy": lambda: torch.log(torch.exp(t).sum(1)),
+        "sparse": lambda: torch.tensor([simplex_quadratic_maximum(row) for row in t], dtype=t.dtype),
+    }[smoothing]()
+    torch.testing.assert_close(best.value, expected, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(best.argmax.sum(1), torch.ones(5, dtype=t.dtype))
+
+
+@pytest.mark.parametrize("scale", [0.1, 1.0, 30.0])
+def test_sparsemax_equals_entmax(scale):
+    t = theta(20, 33, scale=scale)
+    torch.testing.assert_close(sparsemax(t), entmax.sparsemax(t, -1))
+    # entmax's Fenchel-Young loss has the target's offset in it: max + ½ - θ_target.
+    target = torch.arange(20)
+    loss = row_maximum(t, smoothing="sparse").value + 0.5 - t[target, target]
+    torch.testing.assert_close(loss, entmax.sparsemax_loss(t, target))
+
+
+def test_row_log_sum_exp_is_the_sum_over_all_free_choices():
+    # What makes Eq. (13) exactly Eq. (4) on the larger domain.
+    t = theta(3)
+    all_choices = torch.stack([t[range(3), list(c)].sum() for c in product(range(3), repeat=3)])
+    torch.testing.assert_close(row_maximum(t, smoothing="entropy").value.sum(), torch.logsumexp(all_choices, 0))
+
+
+def test_row_sparse_is_not_sparsemax_over_all_free_choices():
+    t = theta(3)
+    all_choices = torch.stack([t[range(3), list(c)].sum() for c in product(range(3), repeat=3)])
+    assert abs(row_maximum(t, smoothing="sparse").value.sum() - simplex_quadratic_maximum(all_choices)) > 0.1
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5])
+@pytest.mark.parametrize("smoothing", ["none", "entropy", "sparse"])
+def test_one_to_one_maxima_equal_enumeration(smoothing, n):
+    t = theta(n, seed=n)
+    choices, totals = totals_of(t)
+    p, expected = {
+        "none": lambda: (torch.nn.functional.one_hot(totals.argmax(), len(totals)).to(t), totals.max()),
+        "entropy": lambda: (torch.softmax(totals, 0), torch.logsumexp(totals, 0)),
+        "sparse": lambda: (
+            entmax.sparsemax(totals, -1),
+            torch.tensor(simplex_quadratic_maximum(totals), dtype=t.dtype),
+        ),
+    }[smoothing]()
+    best = assignment_maximum(t, smoothing=smoothing)
+    torch.testing.assert_close(best.value, expected, rtol=1e-7, atol=1e-7)
+    plan = torch.zeros_like(t)
+    for weight, choice in zip(p, choices, strict=True):
+        plan[range(n), list(choice)] += weight
+    torch.testing.assert_close(best.argmax, plan)
+
+
+def test_log_permanent_of_many_equal_entries_is_log_factorial():
+    for n in (1, 8, 12, 16):
+        value = assignment_maximum(torch.full((n, n), 0.5, dtype=torch.float64), smoothing="entropy").value
+        assert value.item() == pytest.approx(0.5 * n + math.lgamma(n + 1), rel=1e-12)
+
+
+@pytest.mark.parametrize("scale", [0.3, 3.0])
+def test_sinkhorn_equals_pot(scale):
+    t = theta(8, scale=scale)
+    best = assignment_maximum(t, smoothing="sinkhorn")
+    ones = np.ones(8)
+    plan = ot.sinkhorn(ones, ones, -t.numpy(), 1.0, method="sinkhorn_log", numItermax=100_000, stopThr=1e-13)
+    np.testing.assert_allclose(best.argmax.numpy(), plan, atol=1e-9)
+    assert best.value.item() == pytest.approx((plan * t.numpy()).sum() - (plan * np.log(plan)).sum(), rel=1e-9)
+    assert best.converged
+
+
+@given(n=st.integers(1, 6), scale=st.floats(0.05, 20), seed=st.integers(0, 10_000))
+@settings(deadline=None, max_examples=60, derandomize=True)
+def test_the_sandwich_of_eq_4_and_its_sinkhorn_form(n, scale, seed):
+    t = theta(n, scale=scale, seed=seed)
+    _, totals = totals_of(t)
+    exact = torch.logsumexp(totals, 0).item()
+    relaxed = assignment_maximum(t, smoothing="sinkhorn").value.item()
+    slack = 1e-9 * (1 + abs(exact))
+    assert exact - slack <= relaxed <= exact + n * math.log(n) - math.lgamma(n + 1) + slack
+
+
+def birkhoff_projection(t: np.ndarray) -> np.ndarray:
+    """argmin |Y - θ|² over doubly stochastic Y by Dykstra's alternating projections, an independent method."""
+    n = len(t)
+    y, correction = t.copy(), np.zeros_like(t)
+    for _ in range(20_000):
+        row = y.sum(1, keepdims=True) - 1
+        affine = y - row / n - (y.sum(0, keepdims=True) - 1) / n + row.sum() / n**2  # onto row and column sums 1
+        y, previous = np.maximum(affine + correction, 0), y
+        correction = affine + correction - y
+        if np.abs(y - previous).max() < 1e-14:
+            break
+    return y
+
+
+@pytest.mark.parametrize("n", [1, 2, 4, 9])
+@pytest.mark.parametrize("scale", [0.1, 1.0, 5.0])
+def test_sparsemap_is_the_projection_onto_doubly_stochastic_matrices(n, scale):
+    t = theta(n, scale=scale, seed=n)
+    best = assignment_maximum(t, smoothing="sparsemap")
+    plan = birkhoff_projection(t.numpy())
+    np.testing.assert_allclose(best.argmax.numpy(), plan, atol=1e-7)
+    assert best.value.item() == pytest.approx((plan * t.numpy()).sum() - 0.5 * (plan**2).sum(), abs=1e-7)
+    assert best.converged
+
+
+@pytest.mark.parametrize("smoothing", ["sinkhorn", "sparsemap"])
+@pytest.mark.parametrize("scale", [1e-2, 1.0, 1e2, 1e4])
+def test_hull_solvers_converge_at_any_size_and_scale(smoothing, scale):
+    for n in (3, 40, 100):
+        best = assignment_maximum(theta(n, scale=scale, seed=n), smoothing=smoothing)
+        assert best.converged
+        torch.testing.assert_close(best.argmax.sum(0), torch.ones(n, dtype=torch.float64), rtol=0, atol=1e-9)
+        torch.testing.assert_close(best.argmax.sum(1), torch.ones(n, dtype=torch.float64), rtol=0, atol=1e-9)
+
+
+def test_a_hull_solver_that_runs_out_of_steps_says_so(monkeypatch):
+    monkeypatch.setattr("setwise.assignment.smoothing.NEWTON_STEPS", 1)
+    assert not assignment_maximum(theta(30, scale=3), smoothing="sparsemap").converged
+
+
+@pytest.mark.parametrize("smoothing", ["sinkhorn", "sparsemap"])
+def test_ties_everywhere_give_the_uniform_plan(smoothing):
+    best = assignment_maximum(torch.zeros(6, 6, dtype=torch.float64), smoothing=smoothing)
+    torch.testing.assert_close(best.argmax, torch.full((6, 6), 1 / 6, dtype=torch.float64))
+
+
+def test_columns_left_out_get_nothing():
+    t = theta(4)
+    t[0, 2] = -math.inf
+    for smoothing in ("none", "entropy", "sparse"):
+        best = row_maximum(t, smoothing=smoothing)
+        assert best.argmax[0, 2] == 0
+        assert best.value.isfinite().all()
+
+
+def test_bad_options():
+    with pytest.raises(ValueError, match="expected at most 16 rows .* got 17; 'sinkhorn' is the related form"):
+        assignment_maximum(theta(17), smoothing="entropy")
+    with pytest.raises(ValueError, match="expected at most 7 rows .* got 8; 'sparsemap' is the related form"):
+        assignment_maximum(theta(8), smoothing="sparse")
+    with pytest.raises(ValueError, match="expected as many columns as rows"):
+        assignment_maximum(theta(3, 5), smoothing="sparsemap")
+    with pytest.raises(ValueError, match="did you mean 'entropy'"):
+        row_maximum(theta(3), smoothing="entropic")

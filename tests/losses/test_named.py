@@ -1,0 +1,249 @@
+"""The named losses against formulas written out here and against other people's packages."""
+
+import math
+
+import entmax
+import pytest
+import torch
+import torch.nn.functional as F
+from pytorch_metric_learning.losses import NTXentLoss
+from torch import Tensor
+
+import setwise as sw
+
+SIMILARITIES = ["cosine", "euclidean", "sqeuclidean"]
+
+
+def score(a: Tensor, b: Tensor, similarity: str) -> Tensor:
+    if similarity == "cosine":
+        return F.cosine_similarity(a[:, None], b[None], dim=-1)
+    d = (a[:, None] - b[None]).norm(dim=-1)
+    return -d if similarity == "euclidean" else -(d**2)
+
+
+def among_all(z_a: Tensor, z_b: Tensor, similarity: str) -> tuple[Tensor, Tensor]:
+    """Scores of each of 2N views against the 2N - 1 others (itself cut out) and the column of its partner."""
+    n = len(z_a)
+    z = torch.cat([z_a, z_b])
+    s = score(z, z, similarity)
+    keep = ~torch.eye(2 * n, dtype=torch.bool)
+    partner = torch.arange(2 * n).roll(n)
+    column = partner - (partner > torch.arange(2 * n)).long()
+    return s[keep].reshape(2 * n, 2 * n - 1), column
+
+
+@pytest.mark.parametrize("similarity", SIMILARITIES)
+@pytest.mark.parametrize("temperature", [0.05, 0.5])
+def test_nt_xent(views, similarity, temperature):
+    z_a, z_b = views(6, 4)
+    logits, partner = among_all(z_a, z_b, similarity)
+    losses = F.cross_entropy(logits / temperature, partner, reduction="none")
+    got = sw.NTXent(temperature=temperature, similarity=similarity)(z_a, z_b)
+    torch.testing.assert_close(got, losses.mean())
+    got = sw.NTXent(temperature=temperature, similarity=similarity, reduction="log-mean")(z_a, z_b)
+    torch.testing.assert_close(got, -torch.exp(-losses).mean().log())
+
+
+def test_nt_xent_equals_pytorch_metric_learning(views):
+    z_a, z_b = views(8, 5)
+    labels = torch.arange(8).repeat(2)
+    reference = NTXentLoss(temperature=0.3)(torch.cat([z_a, z_b]), labels)
+    ours = sw.NTXent(temperature=0.3)(z_a, z_b)
+    torch.testing.assert_close(ours, reference)
+    torch.testing.assert_close(*(torch.autograd.grad(x, z_a)[0] for x in (ours, reference)))
+
+
+@pytest.mark.parametrize("similarity", SIMILARITIES)
+def test_sparse_clr(views, similarity):
+    z_a, z_b = views(6, 4)
+    rows = torch.arange(6)
+    s = score(z_a, z_b, similarity) - 0.7 * torch.eye(6)
+    got = sw.SparseCLR(margin=0.7, candidates="cross", similarity=similarity)(z_a, z_b)
+    torch.testing.assert_close(got, entmax.sparsemax_loss(s, rows).mean())
+    # Eq. (14) as the notes write it: ½ Σ_{j in support} (s² - T²) - s_ii + ½.
+    p = entmax.sparsemax(s, -1)
+    support = p > 0
+    threshold = ((s * support).sum(1) - 1) / support.sum(1)
+    printed = 0.5 * ((s**2 - threshold[:, None] ** 2) * support).sum(1) - s.diagonal() + 0.5
+    torch.testing.assert_close(got, printed.mean())
+    s, partner = among_all(z_a, z_b, similarity)
+    s = s - 0.7 * F.one_hot(partner, s.shape[1])
+    got = sw.SparseCLR(margin=0.7, similarity=similarity)(z_a, z_b)
+    torch.testing.assert_close(got, entmax.sparsemax_loss(s, partner).mean())
+
+
+def test_sparse_clr_gives_no_gradient_outside_its_support():
+    z_a = torch.eye(3, dtype=torch.float64)
+    z_b = torch.tensor([[1.0, 0.8, 0], [0, 1, 0], [0, 0, 1]], dtype=torch.float64).requires_grad_()
+    loss = sw.SparseCLR(margin=0.1, candidates="cross")(z_a[:1].expand(3, 3), z_b)
+    loss.backward()
+    assert z_b.grad.isfinite().all()
+    s = torch.tensor([[0.0, 3.0, -5.0]], dtype=torch.float64, requires_grad=True)
+    sw.functional.score_assignment_loss(s, smoothing="sparse").backward()
+    assert s.grad[0, 2] == 0
+    assert s.grad[0, 1] > 0
+
+
+@pytest.mark.parametrize("similarity", SIMILARITIES)
+@pytest.mark.parametrize("negatives", ["mean", "sum", "hardest"])
+def test_nt_logistic(views, similarity, negatives):
+    z_a, z_b = views(5, 4)
+    x = score(z_a, z_b, similarity) / 0.4
+    rows = []
+    for i in range(5):
+        others = torch.stack([F.softplus(x[i, j]) for j in range(5) if j != i])
+        term = {"mean": others.mean(), "sum": others.sum(), "hardest": others.max()}[negatives]
+        rows.append(F.softplus(-x[i, i]) + term)
+    got = sw.NTLogistic(temperature=0.4, similarity=similarity, negatives=negatives)(z_a, z_b)
+    torch.testing.assert_close(got, torch.stack(rows).mean())
+    assert torch.autograd.gradcheck(
+        sw.NTLogistic(temperature=0.4, similarity=similarity, negatives=negatives, symmetric=True), (z_a, z_b)
+    )
+
+
+def test_nt_logistic_of_one_row_has_no_negative_term(views):
+    z_a, z_b = views(1, 4)
+    got = sw.NTLogistic(temperature=1.0)(z_a, z_b)
+    torch.testing.assert_close(got, F.softplus(-F.cosine_similarity(z_a, z_b))[0])
+
+
+@pytest.mark.parametrize("similarity", SIMILARITIES)
+def test_triplet(views, similarity):
+    z_a, z_b = views(6, 4)
+    d = -score(z_a, z_b, similarity)
+    others = d + torch.diag(torch.full((6,), math.inf))
+    expected = F.relu(0.5 + d.diagonal() - others.amin(1)).mean()
+    torch.testing.assert_close(sw.TripletMargin(similarity=similarity)(z_a, z_b), expected)
+
+
+def test_extra_negatives(views):
+    z_a, z_b = views(5, 4)
+    bank = views(7, 4, seed=5)[0].detach().requires_grad_()
+    s = score(z_a, torch.cat([z_b, bank]), "cosine") / 0.1
+    torch.testing.assert_close(sw.InfoNCE(temperature=0.1)(z_a, z_b, bank), F.cross_entropy(s, torch.arange(5)))
+    logits, partner = among_all(z_a, z_b, "cosine")
+    logits = torch.cat([logits, score(torch.cat([z_a, z_b]), bank, "cosine")], 1)
+    torch.testing.assert_close(sw.NTXent()(z_a, z_b, bank), F.cross_entropy(logits / 0.5, partner))
+    x = score(z_a, torch.cat([z_b, bank]), "cosine")
+    hardest = torch.stack([torch.cat([x[i, :i], x[i, i + 1 :]]).max() for i in range(5)])
+    expected = F.relu(0.5 - x.diagonal() + hardest).mean()
+    torch.testing.assert_close(sw.TripletMargin(similarity="cosine")(z_a, z_b, bank), expected)
+    others = torch.stack([F.softplus(torch.cat([x[i, :i], x[i, i + 1 :]])).mean() for i in range(5)])
+    expected = (F.softplus(-x.diagonal()) + others).mean()
+    torch.testing.assert_close(sw.NTLogistic(temperature=1.0)(z_a, z_b, bank), expected)
+    for loss in (sw.InfoNCE(), sw.NTXent(), sw.SparseCLR(), sw.SparseCLR(candidates="cross"), sw.NTLogistic()):
+        (grad,) = torch.autograd.grad(loss(z_a, z_b, bank), bank)
+        assert grad.isfinite().all()
+        torch.testing.assert_close(loss(z_a, z_b, bank[:0]), loss(z_a, z_b))  # an empty bank is no bank
+
+
+@pytest.mark.parametrize("similarity", SIMILARITIES)
+@pytest.mark.parametrize("block_size", [1, 4, 7, 100])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda **o: sw.InfoNCE(**o),
+        lambda **o: sw.InfoNCE(symmetric=True, **o),
+        lambda **o: sw.NTXent(**o),
+        lambda **o: sw.NTXent(reduction="log-mean", clamp=0.0, **o),
+        lambda **o: sw.SparseCLR(**o),
+        lambda **o: sw.SparseCLR(candidates="cross", **o),
+    ],
+)
+def test_block_by_block_has_the_same_value_and_gradient(views, loss, block_size, similarity):
+    z_a, z_b = views(7, 4)
+    bank = views(3, 4, seed=5)[0].detach()
+    whole = loss(similarity=similarity)(z_a, z_b, bank)
+    blocks = loss(similarity=similarity, block_size=block_size)(z_a, z_b, bank)
+    torch.testing.assert_close(blocks, whole, rtol=1e-12, atol=1e-12)
+    for got, expected in zip(
+        torch.autograd.grad(blocks, (z_a, z_b)), torch.autograd.grad(whole, (z_a, z_b)), strict=True
+    ):
+        torch.testing.assert_close(got, expected, rtol=1e-11, atol=1e-13)
+
+
+def test_blocks_keep_no_matrix_of_all_pairs(views):
+    z_a, z_b = views(64, 4)
+    largest = 0
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            nonlocal largest
+            out = func(*args, **(kwargs or {}))
+            largest = max(
+                [
+                    largest,
+                    *(
+                        x.numel()
+                        for x in (out if isinstance(out, tuple) else (out,))
+                        if x is not None and isinstance(x, Tensor)
+                    ),
+                ]
+            )
+            return out
+
+    with Watch():
+        sw.NTXent(block_size=8)(z_a, z_b).backward()
+    assert largest <= 8 * 128
+
+
+LOSSES = [
+    sw.InfoNCE(),
+    sw.NTXent(),
+    sw.NTXent(reduction="log-mean"),
+    sw.SparseCLR(),
+    sw.SparseCLR(candidates="cross"),
+    sw.TripletMargin(),
+    sw.NTLogistic(),
+    sw.NTLogistic(negatives="hardest", symmetric=True),
+    sw.QARe(),
+    sw.QARe(similarity="euclidean"),
+    sw.SetContrastive(sw.NTXent(), beta=0.5),
+]
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=repr)
+class TestEveryLoss:
+    def test_half_precision_and_autocast_agree_with_float64(self, views, loss):
+        z_a, z_b = (z.detach() for z in views(12, 8))
+        exact = loss(z_a, z_b)
+        torch.testing.assert_close(loss(z_a.float(), z_b.float()).double(), exact, rtol=1e-5, atol=1e-5)
+        for dtype, tolerance in ((torch.bfloat16, 0.05), (torch.float16, 0.01)):
+            rounded = [z.to(dtype) for z in (z_a, z_b)]
+            got = loss(*rounded)
+            assert got.dtype == torch.float32
+            # All that is lost is what rounding the embeddings themselves loses.
+            torch.testing.assert_close(got.double(), loss(*(z.double() for z in rounded)), rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(got.double(), exact, rtol=tolerance, atol=tolerance)
+        with torch.autocast("cpu", torch.bfloat16):
+            torch.testing.assert_close(loss(z_a.float(), z_b.float()).double(), exact, rtol=1e-5, atol=1e-5)
+
+    def test_permuting_the_batch_changes_nothing(self, views, loss):
+        z_a, z_b = views(9, 4)
+        order = torch.randperm(9, generator=torch.Generator().manual_seed(0))
+        torch.testing.assert_close(loss(z_a, z_b), loss(z_a[order], z_b[order]))
+
+    def test_gradient(self, views, loss):
+        assert torch.autograd.gradcheck(loss, views(5, 3, seed=2))
+
+    @pytest.mark.parametrize("n", [1, 2])
+    def test_tiny_batches_and_identical_rows(self, views, loss, n):
+        for z_a, z_b in (views(n, 4), (torch.ones(n, 4, requires_grad=True), torch.ones(n, 4))):
+            value = loss(z_a, z_b)
+            value.backward()
+            assert value.isfinite()
+            assert z_a.grad.isfinite().all()
+
+    def test_compiles(self, views, loss):
+        z_a, z_b = (z.detach().float().requires_grad_() for z in views(6, 4))
+        eager = loss(z_a, z_b)
+        compiled = torch.compile(loss, backend="aot_eager")(z_a, z_b)
+        torch.testing.assert_close(compiled, eager)
+        torch.testing.assert_close(*(torch.autograd.grad(x, z_a)[0] for x in (compiled, eager)))
+
+
+def test_large_scores_do_not_overflow(views):
+    z_a, z_b = views(6, 4, dtype=torch.float32)
+    z_a, z_b = (1e4 * z for z in (z_a, z_b))
+    for loss in (sw.InfoNCE(similarity="sqeuclidean"), sw.SparseCLR(similarity="sqeuclidean"), sw.NTXent()):
+        assert loss(z_a, z_b).isfinite()

@@ -1,0 +1,75 @@
+"""φ against numpy and scipy, at ordinary and extreme scales."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.spatial.distance import cdist
+
+from setwise.similarity import intra_factor, normalize, pairwise, scores
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "euclidean", "sqeuclidean"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_pairwise_equals_scipy(views, similarity, dtype):
+    z_a, z_b = (z.detach().to(dtype) for z in views(7, 5))
+    expected = cdist(z_a.double().numpy(), z_b.double().numpy(), similarity)
+    if similarity == "cosine":
+        expected = 1 - expected
+    got = pairwise(z_a, z_b, similarity=similarity)
+    assert got.dtype == dtype
+    np.testing.assert_allclose(got.numpy(), expected, rtol=1e-12 if dtype == torch.float64 else 2e-6, atol=1e-6)
+    sign = 1 if similarity == "cosine" else -1
+    torch.testing.assert_close(scores(z_a, z_b, similarity=similarity), sign * got)
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "euclidean", "sqeuclidean"])
+def test_gradients(views, similarity):
+    z_a, z_b = views(4, 3)
+    assert torch.autograd.gradcheck(lambda a, b: scores(a, b, similarity=similarity), (z_a, z_b))
+
+
+def test_zero_rows_under_cosine_have_similarity_and_gradient_zero(views):
+    z_a, z_b = views(3, 4)
+    z_a = z_a.detach().clone()
+    z_a[1] = 0
+    z_a.requires_grad_()
+    s = scores(z_a, z_b, similarity="cosine")
+    assert torch.equal(s[1], torch.zeros(3, dtype=s.dtype))
+    s.sum().backward()
+    assert torch.equal(z_a.grad[1], torch.zeros(4, dtype=s.dtype))
+    assert z_a.grad[0].abs().sum() > 0
+
+
+@pytest.mark.parametrize(
+    ("scale", "dtype"), [(1e-300, torch.float64), (1e300, torch.float64), (1e-38, torch.float32), (1e38, torch.float32)]
+)
+def test_directions_do_not_depend_on_scale(scale, dtype):
+    z = torch.tensor([[3.0, 4.0]], dtype=torch.float64)
+    unit = normalize((z * scale / 5).to(dtype))
+    torch.testing.assert_close(unit.double(), z / 5, rtol=1e-6, atol=0)
+
+
+def test_float32_distances_of_near_rows_keep_their_digits():
+    base = torch.tensor([[1000.0, 1000.0, 1000.0]])
+    near = base + torch.tensor([[0.0, 0.0, 0.01]])
+    exact = (near.double() - base.double()).norm().item()
+    assert pairwise(base, near, similarity="euclidean").item() == pytest.approx(exact, rel=1e-5)
+    assert pairwise(base, near, similarity="sqeuclidean").item() == pytest.approx(exact**2, rel=1e-2)
+
+
+def test_the_gradient_of_a_zero_distance_is_zero():
+    for dtype in (torch.float32, torch.float64):
+        z = torch.randn(3, 4, dtype=dtype, generator=torch.Generator().manual_seed(0)).requires_grad_()
+        pairwise(z, z.detach(), similarity="euclidean").diagonal().sum().backward()
+        assert z.grad.abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("shift", [0.0, 1.0, -0.5])
+@pytest.mark.parametrize("similarity", ["cosine", "sqeuclidean"])
+def test_the_low_rank_factor_is_the_matrix(views, similarity, shift):
+    z = views(9, 3)[0]
+    factor = intra_factor(z, similarity=similarity, shift=shift)
+    expected = pairwise(z, z, similarity=similarity) + shift
+    torch.testing.assert_close(factor.matrix(), expected)
+    torch.testing.assert_close(factor.row_sums(), expected.sum(-1))
+    assert intra_factor(z, similarity="euclidean") is None
