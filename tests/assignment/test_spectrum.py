@@ -1,0 +1,131 @@
+"""Spectral bounds against enumeration, published values and dense eigenvalues."""
+
+from itertools import permutations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import setwise as sw
+from setwise.assignment.spectrum import (
+    Compressed,
+    compress_dense,
+    compress_leading,
+    leading_error,
+    ordered_dot,
+    project_ones,
+)
+
+
+def symmetric(n: int, seed: int) -> Tensor:
+    a = torch.randn(n, n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return a + a.T
+
+
+def attained(a: Tensor, b: Tensor) -> list[float]:
+    """tr(A Y B Y^T) for all assignments."""
+    x, y = a.numpy(), b.numpy()
+    return [float((x * y[np.ix_(p, p)]).sum()) for p in map(list, permutations(range(len(a))))]
+
+
+@given(n=st.integers(1, 6), seed=st.integers(0, 10_000))
+@settings(deadline=None, max_examples=50, derandomize=True)
+def test_bounds_hold_for_all_assignments(n, seed):
+    a, b = symmetric(n, seed), symmetric(n, seed + 1)
+    values = attained(a, b)
+    ends = {bound: sw.assignment.spectral_bounds(a, b, bound=bound) for bound in ("eigenvalue", "projection", "best")}
+    for lower, upper in ends.values():
+        assert lower.item() <= min(values) + 1e-9
+        assert upper.item() >= max(values) - 1e-9
+    for i, tightest in ((0, max), (1, min)):
+        assert ends["best"][i].item() == tightest(ends["eigenvalue"][i].item(), ends["projection"][i].item())
+
+
+def test_eigenvalue_bounds_equal_sorted_dot_products():
+    a, b = symmetric(8, 1), symmetric(8, 2)
+    x, y = np.linalg.eigvalsh(a.numpy()), np.linalg.eigvalsh(b.numpy())
+    lower, upper = sw.assignment.spectral_bounds(a, b)
+    assert lower.item() == pytest.approx(x @ y[::-1])
+    assert upper.item() == pytest.approx(x @ y)
+
+
+def test_projection_bound_equals_the_published_formula():
+    a, b = symmetric(7, 1), symmetric(7, 2)
+    basis = np.linalg.svd(np.ones((1, 7)))[2][1:].T  # orthonormal, orthogonal to the ones vector
+    x, y = (np.linalg.eigvalsh(basis.T @ m.numpy() @ basis) for m in (a, b))
+    r, s = (np.sort(m.numpy().sum(1)) for m in (a, b))
+    lower, upper = sw.assignment.spectral_bounds(a, b, bound="projection")
+    assert lower.item() == pytest.approx(x @ y[::-1] + 2 / 7 * r @ s[::-1] - r.sum() * s.sum() / 49)
+    assert upper.item() == pytest.approx(x @ y + 2 / 7 * r @ s - r.sum() * s.sum() / 49)
+    projected = np.linalg.eigvalsh(project_ones(a).numpy())
+    np.testing.assert_allclose(projected, x, atol=1e-12)
+
+
+@pytest.mark.parametrize("bound", ["eigenvalue", "projection", "best"])
+def test_bounds_are_differentiable(bound):
+    def ends(x: Tensor, y: Tensor) -> Tensor:
+        return torch.stack(sw.assignment.spectral_bounds((x + x.T) / 2, (y + y.T) / 2, bound=bound))
+
+    inputs = (symmetric(5, 3).requires_grad_(), symmetric(5, 4).requires_grad_())
+    assert torch.autograd.gradcheck(ends, inputs)
+
+
+@pytest.mark.parametrize("largest", [False, True])
+@pytest.mark.parametrize("size", [4, 5, 7, 8, 9, 30])
+def test_repeated_eigenvalues_interleave(size, largest):
+    # cores of rank 4 with eigenvalues on both sides of the repeated one, which differs between the sets
+    core = torch.stack([symmetric(4, 1), symmetric(4, 5)]).requires_grad_()
+    rest = torch.tensor([0.4, -0.3], dtype=torch.float64, requires_grad=True)
+    whole = [np.r_[np.linalg.eigvalsh(c), np.full(size - 4, r)] for c, r in zip(core.detach().numpy(), rest.tolist())]
+    x, y = map(np.sort, whole)
+    got = ordered_dot(Compressed(core, rest, size), largest=largest)
+    assert got.item() == pytest.approx(x @ (y if largest else y[::-1]))
+
+    def value(c: Tensor, r: Tensor) -> Tensor:
+        return ordered_dot(Compressed((c + c.mT) / 2, r, size), largest=largest)
+
+    assert torch.autograd.gradcheck(value, (core, rest))
+
+
+@pytest.mark.parametrize("matrix", [torch.eye(6), torch.ones(6, 6), torch.zeros(6, 6), torch.diag(torch.ones(6)) + 1])
+def test_gradients_are_finite_at_repeated_eigenvalues(matrix):
+    a = matrix.double().requires_grad_()
+    b = symmetric(6, 0).requires_grad_()
+    for end in sw.assignment.spectral_bounds(a, b, bound="best"):
+        grads = torch.autograd.grad(end, (a, b), retain_graph=True)
+        assert all(g.isfinite().all() for g in grads)
+        # A valid subgradient all the same: <λ_A, λ_B> is positively homogeneous in A.
+        torch.testing.assert_close((grads[0] * a).sum(), end)
+
+
+def euclidean_pair(n: int, e: int, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    spread = torch.arange(1, e + 1, dtype=torch.float64) ** -0.5
+    z = torch.randn(n, e, generator=generator, dtype=torch.float64) * spread
+    w = z + 0.3 * torch.randn(n, e, generator=generator, dtype=torch.float64)
+    return torch.stack([torch.cdist(z, z), torch.cdist(w, w)])
+
+
+@pytest.mark.parametrize("largest", [False, True])
+@pytest.mark.parametrize("k", [1, 4, 16])
+def test_leading_eigenvalues_stay_within_their_stated_error(k, largest):
+    s = euclidean_pair(300, 16, 0)
+    exact = ordered_dot(compress_dense(s), largest=largest)
+    pair = compress_leading(s, k)
+    assert pair.core.shape == (2, 2 * k, 2 * k)
+    error = (ordered_dot(pair, largest=largest) - exact).abs()
+    assert error <= leading_error(s, pair)
+    assert error <= {1: 2e-2, 4: 1e-2, 16: 2e-3}[k] * exact.abs()
+    # The ends themselves are eigenvalues, not only bounded by them.
+    values = np.linalg.eigvalsh(s.numpy())
+    ends = np.linalg.eigvalsh(pair.core.numpy())
+    np.testing.assert_allclose(ends[:, -1], values[:, -1], rtol=1e-10)
+    np.testing.assert_allclose(ends[:, 0], values[:, 0], rtol=1e-6)
+
+
+def test_leading_is_exact_when_nothing_is_left_out():
+    s = euclidean_pair(20, 4, 0)
+    torch.testing.assert_close(compress_leading(s, 10).core, s)

@@ -1,0 +1,126 @@
+"""Bad input is answered with what was expected, what came and what to do."""
+
+import pytest
+import torch
+
+import setwise as sw
+
+PAIR_LOSSES = [
+    sw.InfoNCE(),
+    sw.NTXent(),
+    sw.SparseCLR(),
+    sw.TripletMargin(),
+    sw.NTLogistic(),
+    sw.AssignmentLoss(),
+    sw.QARe(),
+    sw.SetContrastive(sw.NTXent()),
+    sw.matching_accuracy,
+]
+
+
+def good() -> torch.Tensor:
+    return torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+
+
+def with_value(value: float) -> torch.Tensor:
+    z = good()
+    z[1, 2] = value
+    return z
+
+
+@pytest.mark.parametrize(
+    ("z_a", "z_b", "message"),
+    [
+        (good(), good()[:3], r"expected z_b of shape \(4, 3\) like z_a, got \(3, 3\)"),
+        (good(), good()[:, :2], r"expected z_b of shape \(4, 3\) like z_a, got \(4, 2\)"),
+        (good()[0], good()[0], r"expected z_a of shape \(N, E\), one row an item, got \(3,\)"),
+        (good()[None], good()[None], r"expected z_a of shape \(N, E\)"),
+        (good()[:0], good()[:0], "at least one row and one column"),
+        (good()[:, :0], good()[:, :0], "at least one row and one column"),
+        (good().long(), good().long(), r"expected z_a of a floating-point dtype, got torch.int64; convert it"),
+        (good(), good().double(), "expected z_b of dtype torch.float32 like z_a, got torch.float64"),
+        (good().numpy(), good(), "expected z_a to be a torch.Tensor, got ndarray; torch.as_tensor"),
+        (with_value(float("nan")), good(), "expected z_a to be finite, got 1 NaN or infinite of 12 values; look for"),
+        (good(), with_value(float("inf")), "expected z_b to be finite"),
+    ],
+)
+@pytest.mark.parametrize("loss", PAIR_LOSSES, ids=lambda x: getattr(x, "__name__", type(x).__name__))
+def test_embeddings(loss, z_a, z_b, message):
+    with pytest.raises(ValueError, match=message):
+        loss(z_a, z_b)
+
+
+@pytest.mark.parametrize("loss", PAIR_LOSSES[:6], ids=lambda x: type(x).__name__)
+def test_extra_negatives(loss):
+    with pytest.raises(ValueError, match=r"expected extra_negatives of shape \(M, 3\) like z_a, got \(5, 2\)"):
+        loss(good(), good(), torch.zeros(5, 2))
+    with pytest.raises(ValueError, match="expected extra_negatives of dtype torch.float32"):
+        loss(good(), good(), torch.zeros(5, 3, dtype=torch.float64))
+    with pytest.raises(ValueError, match="expected extra_negatives to be finite"):
+        loss(good(), good(), torch.full((5, 3), float("nan")))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: sw.InfoNCE(similarity="cosin"),
+            "expected similarity to be one of .*got 'cosin'; did you mean 'cosine'",
+        ),
+        (lambda: sw.InfoNCE(temperature=0.0), "expected temperature to be a finite number above 0, got 0.0"),
+        (lambda: sw.InfoNCE(temperature=float("nan")), "expected temperature to be a finite number"),
+        (lambda: sw.InfoNCE(temperature="0.1"), "expected temperature to be a finite number above 0, got '0.1'"),
+        (lambda: sw.InfoNCE(block_size=0), "expected block_size to be None or a positive integer, got 0"),
+        (lambda: sw.NTXent(reduction="sum"), "expected reduction to be one of 'mean', 'log-mean', got 'sum'"),
+        (lambda: sw.SparseCLR(margin=-1), "expected margin to be a finite number of at least 0, got -1"),
+        (lambda: sw.SparseCLR(candidates="both"), "expected candidates to be one of 'all', 'cross'"),
+        (lambda: sw.NTLogistic(negatives="max"), "expected negatives to be one of"),
+        (lambda: sw.AssignmentLoss(mining="hard"), "expected mining to be one of .*'batch-hard'"),
+        (lambda: sw.AssignmentLoss(smoothing="entropic"), "did you mean 'entropy'"),
+        (lambda: sw.AssignmentLoss(temperature=0.1), 'expected temperature 1.0 with smoothing="none"'),
+        (lambda: sw.AssignmentLoss(smoothing="sinkhorn"), "expected smoothing 'entropy' with mining=\"batch-hard\""),
+        (lambda: sw.AssignmentLoss(reduction="max"), "expected reduction to be one of"),
+        (lambda: sw.QARe(bound="projected"), "expected bound to be one of .* did you mean 'projection'"),
+        (lambda: sw.QARe(spectrum="top"), "expected spectrum to be one of"),
+        (lambda: sw.QARe(spectrum="topk"), 'expected k .a positive integer. with spectrum="topk"'),
+        (lambda: sw.QARe(k=3), 'expected k .a positive integer. with spectrum="topk"'),
+        (lambda: sw.QARe(reference="gt"), "expected reference to be one of"),
+        (lambda: sw.QARe(normalization="n"), "expected normalization to be one of"),
+        (lambda: sw.QARe(similarity="euclidean", spectrum="lowrank"), "Euclidean distances have full rank"),
+        (lambda: sw.QARe(clamp=0.0, spectrum="lowrank"), "clamped similarities have full rank"),
+        (lambda: sw.SetContrastive(sw.NTXent(), beta=-1), "expected beta to be a finite number of at least 0"),
+        (lambda: sw.SetContrastive.convex(sw.NTXent(), beta=1.5), "expected beta between 0 and 1"),
+        (lambda: sw.presets("paper/simclr-qar", beta=1.0), "did you mean 'paper/simclr-qare'"),
+        (lambda: sw.presets("paper/simclr-qare"), r"expected beta=... for 'paper/simclr-qare': .*Table 4"),
+        (lambda: sw.presets("paper/simclr", beta=0.5), "expected no beta for 'paper/simclr'.*see 'paper/simclr-qare'"),
+    ],
+)
+def test_options_are_checked_when_the_loss_is_made(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_sizes_a_loss_cannot_take():
+    z = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(ValueError, match="at most 16 rows"):
+        sw.AssignmentLoss(mining="one-to-one", smoothing="entropy")(z, z)
+    with pytest.raises(ValueError, match="at most 7 rows"):
+        sw.AssignmentLoss(mining="one-to-one", smoothing="sparse")(z, z)
+    with pytest.raises(ValueError, match='go with smoothing="none"'):
+        sw.AssignmentLoss(mining="one-to-one", smoothing="sinkhorn")(z, z, z)
+    with pytest.raises(ValueError, match="at least two rows"):
+        sw.QARe(normalization="n(n-1)")(z[:1], z[:1])
+    with pytest.raises(ValueError, match="expected scores of shape .N, M. with M >= N"):
+        sw.functional.score_assignment_loss(torch.zeros(4, 3))
+
+
+def test_matrices():
+    lopsided = torch.arange(9.0).reshape(3, 3)
+    with pytest.raises(ValueError, match=r"expected a to be symmetric.*pass \(a \+ a.mT\) / 2"):
+        sw.assignment.spectral_bounds(lopsided, torch.eye(3))
+    with pytest.raises(ValueError, match=r"expected b of shape \(3, 3\) like a, got \(2, 2\)"):
+        sw.assignment.spectral_bounds(torch.eye(3), torch.eye(2))
+    with pytest.raises(ValueError, match="expected bound to be one of"):
+        sw.assignment.spectral_bounds(torch.eye(3), torch.eye(3), bound="tight")
+    with pytest.raises(ValueError, match="expected direction to be one of"):
+        sw.functional.quadratic_assignment_loss(torch.eye(3), torch.eye(3), torch.eye(3), direction="min")

@@ -1,0 +1,88 @@
+"""Exact forms by name: the notes' table written out here, and the two sides kept apart."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import setwise as sw
+from setwise.losses.presets import PRESETS
+
+
+def make(name: str) -> torch.nn.Module:
+    needs_beta = name.endswith("-qare") and "matching" not in name
+    return sw.presets(name, beta=0.5) if needs_beta else sw.presets(name)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_name_gives_a_finite_loss(views, name):
+    z_a, z_b = views(6, 4)
+    loss = make(name)(z_a, z_b)
+    loss.backward()
+    assert loss.isfinite()
+    assert z_a.grad.isfinite().all()
+
+
+def test_paper_simclr_qare_is_algorithm_2(views):
+    z_a, z_b = views(7, 4)
+    a, b = F.normalize(z_a), F.normalize(z_b)
+    pairwise = F.cross_entropy(a @ b.T / 0.05, torch.arange(7))
+    eigenvalues = [torch.linalg.eigvalsh(1 + x @ x.T).sort(descending=True).values for x in (a, b)]
+    expected = pairwise + 0.375 * eigenvalues[0] @ eigenvalues[1] / 7**2
+    torch.testing.assert_close(sw.presets("paper/simclr-qare", beta=0.375)(z_a, z_b), expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "beta"), [("triplet", 0.4), ("infonce", 0.5), ("nt-logistic", 0.2), ("sparseclr", 0.3)]
+)
+def test_paper_matching_is_algorithm_1_in_convex_combination(views, name, beta):
+    z_a, z_b = views(6, 4)
+    up = torch.linalg.eigvalsh(torch.cdist(z_a, z_a)).sort().values
+    down = torch.linalg.eigvalsh(torch.cdist(z_b, z_b)).sort(descending=True).values
+    plain = sw.presets(f"paper/matching-{name}")(z_a, z_b)
+    expected = (1 - beta) * plain + beta * -(up @ down) / 6**2
+    torch.testing.assert_close(sw.presets(f"paper/matching-{name}-qare")(z_a, z_b), expected)
+
+
+def test_released_simclr_qare(views):
+    z_a, z_b = views(6, 4)
+    z = F.normalize(torch.cat([z_a, z_b]))
+    s = (z @ z.T).clamp_min(1e-8)
+    keep = ~torch.eye(12, dtype=torch.bool)
+    weights = torch.exp(s / 0.5) * keep
+    p = weights[torch.arange(12), torch.arange(12).roll(6)] / weights.sum(1)
+    eigenvalues = [torch.linalg.eigvalsh(1 + s[i : i + 6, i : i + 6]) for i in (0, 6)]
+    expected = -p.mean().log() + 0.5 * eigenvalues[0] @ eigenvalues[1] / (6 * 5)
+    torch.testing.assert_close(sw.presets("released/simclr-qare", beta=0.5)(z_a, z_b), expected)
+
+
+def test_the_two_sides_never_mix():
+    for name in PRESETS:
+        loss = make(name)
+        parts = [loss.pairwise, loss.regularizer] if isinstance(loss, sw.SetContrastive) else [loss]
+        released = name.startswith("released/")
+        for part in parts:
+            options = part.options
+            assert options.get("candidates", "all" if released else "cross") == ("all" if released else "cross")
+            assert isinstance(part, sw.NTXent) <= released
+            assert isinstance(part, (sw.InfoNCE, sw.TripletMargin, sw.NTLogistic)) <= (not released)
+            assert (options.get("clamp") is not None) <= (released and name.endswith("-qare"))
+            if isinstance(part, sw.QARe):
+                assert options["normalization"] == ("n(n-1)" if released else "n2")
+
+
+def test_set_contrastive(views):
+    z_a, z_b = views(6, 4)
+    pairwise = sw.TripletMargin()
+    loss = sw.SetContrastive(pairwise, beta=0.3)
+    terms = loss.terms(z_a, z_b)
+    assert set(terms) == {"loss", "pairwise", "regularizer"}
+    assert loss.regularizer.similarity == "euclidean"  # of the pairwise loss
+    torch.testing.assert_close(terms["loss"], pairwise(z_a, z_b) + 0.3 * sw.QARe(similarity="euclidean")(z_a, z_b))
+    torch.testing.assert_close(loss(z_a, z_b), terms["loss"])
+    convex = sw.SetContrastive.convex(pairwise, 0.3)
+    torch.testing.assert_close(convex(z_a, z_b), 0.7 * terms["pairwise"] + 0.3 * terms["regularizer"])
+    # Any loss of two views will do, also one that does not say what it compares by.
+    foreign = sw.SetContrastive(torch.nn.MSELoss(), beta=1.0)
+    torch.testing.assert_close(foreign(z_a, z_b), F.mse_loss(z_a, z_b) + sw.QARe()(z_a, z_b))
+    assert "beta=0.3" in repr(loss)
+    assert "margin=0.5" in repr(loss)

@@ -1,0 +1,188 @@
+"""QARe: Algorithms 1 and 2, its paths, its bounds, and the chain L_QAP <= split <= spectral."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import setwise as sw
+from setwise.losses.functional import qare, quadratic_assignment_loss
+
+OPTIONS = [
+    {"similarity": similarity, "bound": bound, "reference": reference, "shift": shift}
+    for similarity, bound, reference, shift in product(
+        ("cosine", "sqeuclidean"), ("eigenvalue", "projection", "best"), ("none", "truth"), (None, 0.0, -0.5)
+    )
+]
+
+
+def test_algorithm_1(views):
+    z_a, z_b = views(8, 4)
+    up = torch.linalg.eigvalsh(torch.cdist(z_a, z_a))
+    down = torch.linalg.eigvalsh(torch.cdist(z_b, z_b)).flip(0)
+    expected = -(up @ down) / 8**2
+    got = sw.QARe(similarity="euclidean")(z_a, z_b)
+    torch.testing.assert_close(got, expected)
+    torch.testing.assert_close(*(torch.autograd.grad(x, z_a)[0] for x in (got, expected)))
+
+
+def test_algorithm_2(views):
+    z_a, z_b = views(8, 4)
+    x, y = (torch.linalg.eigvalsh(1 + F.normalize(z) @ F.normalize(z).T) for z in (z_a, z_b))
+    expected = x @ y / 8**2
+    got = sw.QARe()(z_a, z_b)
+    torch.testing.assert_close(got, expected)
+    torch.testing.assert_close(*(torch.autograd.grad(x, z_a)[0] for x in (got, expected)))
+
+
+def test_released_form(views):
+    z_a, z_b = views(8, 4)
+    x, y = (torch.linalg.eigvalsh(1 + (F.normalize(z) @ F.normalize(z).T).clamp_min(1e-8)) for z in (z_a, z_b))
+    torch.testing.assert_close(sw.QARe(clamp=1e-8, normalization="n(n-1)")(z_a, z_b), x @ y / (8 * 7))
+
+
+@pytest.mark.parametrize(("n", "e"), [(200, 16), (40, 3), (9, 7), (5, 8), (2, 3), (1, 4)])
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda o: "-".join(map(str, o.values())))
+def test_lowrank_equals_dense_in_value_and_gradient(views, options, n, e):
+    z_a, z_b = views(n, e)
+    dense, low = (qare(z_a, z_b, spectrum=s, **options) for s in ("dense", "lowrank"))
+    scale = qare(z_a, z_b, **options | {"reference": "none"}).abs().item() + 1e-6
+    torch.testing.assert_close(low, dense, rtol=1e-10, atol=1e-12 * scale)
+    for got, expected in zip(torch.autograd.grad(low, (z_a, z_b)), torch.autograd.grad(dense, (z_a, z_b)), strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-11 * (scale + expected.abs().max().item()))
+
+
+@pytest.mark.parametrize(("n", "e"), [(9, 3), (4, 5)])
+@pytest.mark.parametrize("similarity", ["cosine", "euclidean", "sqeuclidean"])
+@pytest.mark.parametrize("bound", ["eigenvalue", "projection", "best"])
+@pytest.mark.parametrize("reference", ["none", "truth"])
+def test_gradient(views, similarity, bound, reference, n, e):
+    loss = sw.QARe(similarity=similarity, bound=bound, reference=reference)
+    assert torch.autograd.gradcheck(loss, views(n, e, seed=1))
+
+
+def test_normalisations(views):
+    z_a, z_b = views(8, 4)
+    value = sw.QARe(normalization="none")(z_a, z_b)
+    torch.testing.assert_close(sw.QARe()(z_a, z_b), value / 64)
+    torch.testing.assert_close(sw.QARe(normalization="n(n-1)")(z_a, z_b), value / 56)
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "euclidean", "sqeuclidean"])
+@pytest.mark.parametrize("bound", ["eigenvalue", "projection"])
+def test_the_alignment_gap_is_zero_for_equal_structures_and_positive_otherwise(views, similarity, bound):
+    z_a, z_b = views(12, 5)
+    gap = sw.QARe(similarity=similarity, bound=bound, reference="truth")
+    turn = torch.linalg.qr(torch.randn(5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))).Q
+    assert gap(z_a, z_a @ turn).item() == pytest.approx(0, abs=1e-10)
+    assert gap(z_a, z_b).item() > 1e-3
+    assert gap(z_a, z_a[torch.randperm(12, generator=torch.Generator().manual_seed(0))]).item() > 1e-3
+
+
+def test_the_projection_bound_is_tighter_where_the_mean_similarity_is_large(views):
+    z_a, z_b = (z.detach() + 3 for z in views(50, 8))
+    assert sw.QARe(bound="projection")(z_a, z_b) < sw.QARe()(z_a, z_b)
+    torch.testing.assert_close(sw.QARe(bound="best")(z_a, z_b), sw.QARe(bound="projection")(z_a, z_b))
+
+
+def test_topk(views):
+    z_a, z_b = views(200, 6)
+    exact = sw.QARe(similarity="euclidean")(z_a, z_b)
+    few = sw.QARe(similarity="euclidean", spectrum="topk", k=8)(z_a, z_b)
+    assert few.item() == pytest.approx(exact.item(), rel=1e-2)
+    a, b = (torch.autograd.grad(x, z_a)[0].flatten() for x in (exact, few))
+    assert F.cosine_similarity(a, b, dim=0) > 0.99
+
+
+def test_zero_vectors(views):
+    z_a, z_b = views(9, 3)
+    z_a.data[4] = 0
+    for bound in ("eigenvalue", "projection"):
+        z_a.grad = None
+        sw.QARe(bound=bound)(z_a, z_b).backward()
+        assert z_a.grad.isfinite().all()
+        assert z_a.grad[4].abs().max() == 0
+
+
+@pytest.mark.parametrize("scale", [1e-20, 1e4, 1e15])
+def test_scale(views, scale):
+    z_a, z_b = (z.detach().float() for z in views(30, 4))
+    torch.testing.assert_close(sw.QARe()(scale * z_a, scale * z_b), sw.QARe()(z_a, z_b), rtol=1e-5, atol=0)
+
+
+def test_what_qare_amounts_to_under_cosine(views):
+    # The notes' control: its gradient is nearly that of |1 + S_A|_F |1 + S_B|_F / N², which needs no eigenvalues.
+    z_a, z_b = views(128, 64)
+    (ours,) = torch.autograd.grad(sw.QARe()(z_a, z_b), z_a)
+    norms = [(1 + F.normalize(z) @ F.normalize(z).T).norm() for z in (z_a, z_b)]
+    (control,) = torch.autograd.grad(norms[0] * norms[1] / 128**2, z_a)
+    assert F.cosine_similarity(ours.flatten(), control.flatten(), dim=0) > 0.99
+
+
+# The chain of Eq. (7) and (17)
+
+
+def matrices(seed: int, n: int, direction: str) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    z_a = torch.randn(n, 3, generator=generator, dtype=torch.float64)
+    z_b = z_a + 0.5 * torch.randn(n, 3, generator=generator, dtype=torch.float64)
+    if direction == "distance":
+        return torch.cdist(z_a, z_b), torch.cdist(z_a, z_a), torch.cdist(z_b, z_b)
+    a, b = F.normalize(z_a), F.normalize(z_b)
+    return 1 + a @ b.T, 1 + a @ a.T, 1 + b @ b.T
+
+
+def enumerated(s: Tensor, s_a: Tensor, s_b: Tensor, direction: str) -> tuple[float, float]:
+    from itertools import permutations
+
+    x, y, z = s.numpy(), s_a.numpy(), s_b.numpy()
+    rows = np.arange(len(x))
+    linear, quadratic = [], []
+    for p in map(list, permutations(range(len(x)))):
+        linear.append(x[rows, p].sum())
+        quadratic.append((y * z[np.ix_(p, p)]).sum())
+    linear, quadratic = np.array(linear), np.array(quadratic)
+    if direction == "distance":
+        return np.trace(x) - (linear + quadratic).min(), np.trace(x) - linear.min() - quadratic.min()
+    return (linear + quadratic).max() - np.trace(x), linear.max() - np.trace(x) + quadratic.max()
+
+
+@given(n=st.integers(1, 7), seed=st.integers(0, 10_000), direction=st.sampled_from(["distance", "similarity"]))
+@settings(deadline=None, max_examples=40, derandomize=True)
+def test_the_chain_holds_and_equals_enumeration(n, seed, direction):
+    s, s_a, s_b = matrices(seed, n, direction)
+    loss, split = enumerated(s, s_a, s_b, direction)
+    for bound in ("eigenvalue", "projection", "best"):
+        got = quadratic_assignment_loss(s, s_a, s_b, direction=direction, bound=bound)
+        assert got.loss.item() == pytest.approx(loss, abs=1e-9)
+        assert got.split.item() == pytest.approx(split, abs=1e-9)
+        assert loss <= split + 1e-9
+        assert split <= got.spectral.item() + 1e-9
+
+
+@pytest.mark.parametrize(("direction", "similarity"), [("distance", "euclidean"), ("similarity", "cosine")])
+def test_the_bound_is_the_summed_assignment_loss_plus_qare(views, direction, similarity):
+    z_a, z_b = views(6, 4)
+    if similarity == "cosine":
+        a, b = F.normalize(z_a), F.normalize(z_b)
+        s, s_a, s_b = a @ b.T, 1 + a @ a.T, 1 + b @ b.T
+    else:
+        s, s_a, s_b = torch.cdist(z_a, z_b), torch.cdist(z_a, z_a), torch.cdist(z_b, z_b)
+    bound = quadratic_assignment_loss(s, s_a, s_b, direction=direction).spectral
+    linear = sw.AssignmentLoss(mining="one-to-one", similarity=similarity, reduction="sum")
+    loss = sw.SetContrastive(linear, beta=1.0, regularizer=sw.QARe(similarity=similarity, normalization="none"))
+    torch.testing.assert_close(loss(z_a, z_b), bound)
+
+
+def test_l_qap_is_differentiable(views):
+    s, s_a, s_b = (x.requires_grad_() for x in matrices(0, 5, "distance"))
+
+    def terms(s: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        return torch.stack(quadratic_assignment_loss(s, (a + a.T) / 2, (b + b.T) / 2))
+
+    assert torch.autograd.gradcheck(terms, (s, s_a, s_b))
