@@ -17,6 +17,7 @@ from setwise.losses.modules import (
     SparseCLR,
     TripletMargin,
 )
+from setwise.losses.parallel import distributed
 from setwise.losses.presets import PRESETS, presets
 
 __version__ = "0.1.0"
@@ -32,6 +33,7 @@ __all__ = [
     "SparseCLR",
     "TripletMargin",
     "assignment",
+    "distributed",
     "functional",
     "matching_accuracy",
     "presets",

@@ -79,7 +79,10 @@ def test_repeated_eigenvalues_interleave(size, largest):
     # cores of rank 4 with eigenvalues on both sides of the repeated one, which differs between the sets
     core = torch.stack([symmetric(4, 1), symmetric(4, 5)]).requires_grad_()
     rest = torch.tensor([0.4, -0.3], dtype=torch.float64, requires_grad=True)
-    whole = [np.r_[np.linalg.eigvalsh(c), np.full(size - 4, r)] for c, r in zip(core.detach().numpy(), rest.tolist())]
+    whole = [
+        np.r_[np.linalg.eigvalsh(c), np.full(size - 4, r)]
+        for c, r in zip(core.detach().numpy(), rest.tolist(), strict=True)
+    ]
     x, y = map(np.sort, whole)
     got = ordered_dot(Compressed(core, rest, size), largest=largest)
     assert got.item() == pytest.approx(x @ (y if largest else y[::-1]))

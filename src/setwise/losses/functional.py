@@ -10,13 +10,14 @@ whole family; the named losses say which cell they are. Rows i of ``z_a`` and ``
 
 Scale: ``reduction="sum"`` is the equation as the paper prints it; ``"mean"`` divides that by N·temperature, which
 is what everyone calls InfoNCE. Half-precision embeddings give float32 losses, also under autocast.
+``peers`` makes a loss that of the batches of many processes together, see ``setwise.losses.parallel``.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ from torch.nn.functional import softplus
 
 from setwise.assignment.smoothing import Mining, Smoothing
 from setwise.checks import check_count, check_embeddings, check_matrix, check_number, check_option
+from setwise.losses.parallel import Peers
 from setwise.losses.set_level import qare, quadratic_assignment_loss
 from setwise.losses.structured import all_losses, cross_losses, sides, structured_loss
 from setwise.similarity import Similarity, check_similarity, full_precision, prepared_scores
@@ -124,6 +126,7 @@ def info_nce(
     similarity: Similarity = "cosine",
     symmetric: bool = False,
     block_size: int | None = None,
+    peers: Peers | None = None,
 ) -> Tensor:
     r"""InfoNCE: the row-wise entropic assignment loss, Eq. (13) / (Nτ) (Proposition 2).
 
@@ -132,8 +135,9 @@ def info_nce(
     over the rows of S_AB, the partner among the candidates; ``symmetric`` averages rows and columns.
     """
     check_embeddings(z_a, z_b, extra_negatives)
+    _check_peers(peers, z_a, extra_negatives)
     check_row_options(similarity, temperature=temperature, block_size=block_size)
-    return cross_losses(
+    losses = cross_losses(
         z_a,
         z_b,
         extra_negatives,
@@ -142,7 +146,9 @@ def info_nce(
         smoothing="entropy",
         temperature=temperature,
         block_size=block_size,
-    ).mean()
+        peers=peers,
+    )
+    return _finish(losses.mean(), peers)
 
 
 def nt_xent(
@@ -155,6 +161,7 @@ def nt_xent(
     similarity: Similarity = "cosine",
     clamp: float | None = None,
     block_size: int | None = None,
+    peers: Peers | None = None,
 ) -> Tensor:
     r"""NT-Xent, SimCLR's loss: Eq. (13) / (Nτ) with each of the 2N views choosing among the 2N - 1 others.
 
@@ -163,6 +170,7 @@ def nt_xent(
     ``clamp`` bounds every similarity from below, as the released code does with QARe.
     """
     check_embeddings(z_a, z_b, extra_negatives)
+    _check_peers(peers, z_a, extra_negatives)
     check_row_options(similarity, temperature=temperature, block_size=block_size, clamp=clamp)
     check_option(reduction, ("mean", "log-mean"), "reduction")
     losses = all_losses(
@@ -174,8 +182,10 @@ def nt_xent(
         temperature=temperature,
         clamp=clamp,
         block_size=block_size,
+        peers=peers,
     )
-    return losses.mean() if reduction == "mean" else math.log(len(losses)) - torch.logsumexp(-losses, 0)
+    loss = losses.mean() if reduction == "mean" else math.log(len(losses)) - torch.logsumexp(-losses, 0)
+    return _finish(loss, peers)
 
 
 def sparse_clr(
@@ -189,6 +199,7 @@ def sparse_clr(
     temperature: float = 1.0,
     clamp: float | None = None,
     block_size: int | None = None,
+    peers: Peers | None = None,
 ) -> Tensor:
     r"""SparseCLR: the row-wise sparse assignment loss, Eq. (14) / N with its sign mended.
 
@@ -198,18 +209,22 @@ def sparse_clr(
     ``candidates="all"``: every view among the 2N - 1 others (the released code); ``"cross"``: rows of S_AB.
     """
     check_embeddings(z_a, z_b, extra_negatives)
+    _check_peers(peers, z_a, extra_negatives)
     check_row_options(similarity, temperature=temperature, block_size=block_size, margin=margin, clamp=clamp)
     check_option(candidates, ("all", "cross"), "candidates")
-    options = {
+    options: dict[str, Any] = {
         "smoothing": "sparse",
         "margin": margin,
         "temperature": temperature,
         "clamp": clamp,
         "block_size": block_size,
+        "peers": peers,
     }
     if candidates == "all":
-        return all_losses(z_a, z_b, extra_negatives, similarity=similarity, **options).mean()
-    return cross_losses(z_a, z_b, extra_negatives, symmetric=False, similarity=similarity, **options).mean()
+        losses = all_losses(z_a, z_b, extra_negatives, similarity=similarity, **options)
+    else:
+        losses = cross_losses(z_a, z_b, extra_negatives, symmetric=False, similarity=similarity, **options)
+    return _finish(losses.mean(), peers)
 
 
 def triplet_margin(
@@ -288,6 +303,18 @@ def check_row_options(
 
 def _reduce(loss: Tensor, rows: int, reduction: Reduction, temperature: float) -> Tensor:
     return loss.sum() / rows if reduction == "mean" else loss.sum() * temperature
+
+
+def _finish(loss: Tensor, peers: Peers | None) -> Tensor:
+    return loss if peers is None else peers.finish(loss)
+
+
+def _check_peers(peers: Peers | None, z: Tensor, extra: Tensor | None) -> None:
+    if peers is None:
+        return
+    if extra is not None:
+        raise ValueError("expected no extra_negatives for a loss over many processes, got some; all rows are gathered")
+    peers.check_equal_parts(z)
 
 
 def check_assignment_options(mining: str, smoothing: str, margin: float, temperature: float, reduction: str) -> None:

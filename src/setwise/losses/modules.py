@@ -15,7 +15,10 @@ from setwise.similarity import Similarity
 
 
 class _Loss(nn.Module):
-    """A function of embeddings with its options fixed. They are shown by ``repr`` and kept in ``options``."""
+    """A function of embeddings with its options fixed. They are shown by ``repr`` and kept in ``options``.
+
+    A ``peers`` among them is set by ``parallel.distributed``.
+    """
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
@@ -29,7 +32,7 @@ class _Loss(nn.Module):
 
     def extra_repr(self) -> str:
         """The options, as they would be written."""
-        return ", ".join(f"{name}={value!r}" for name, value in self.options.items())
+        return ", ".join(f"{name}={value!r}" for name, value in self.options.items() if name != "peers" or value)
 
 
 class AssignmentLoss(_Loss):
@@ -75,7 +78,9 @@ class InfoNCE(_Loss):
         block_size: int | None = None,
     ) -> None:
         functional.check_row_options(similarity, temperature=temperature, block_size=block_size)
-        super().__init__(temperature=temperature, similarity=similarity, symmetric=symmetric, block_size=block_size)
+        super().__init__(
+            temperature=temperature, similarity=similarity, symmetric=symmetric, block_size=block_size, peers=None
+        )
 
     def forward(self, z_a: Tensor, z_b: Tensor, extra_negatives: Tensor | None = None) -> Tensor:
         """Loss of two views [N, E] of the same items, with extra negatives [M, E] as further candidates."""
@@ -97,7 +102,12 @@ class NTXent(_Loss):
         functional.check_row_options(similarity, temperature=temperature, clamp=clamp, block_size=block_size)
         check_option(reduction, ("mean", "log-mean"), "reduction")
         super().__init__(
-            temperature=temperature, reduction=reduction, similarity=similarity, clamp=clamp, block_size=block_size
+            temperature=temperature,
+            reduction=reduction,
+            similarity=similarity,
+            clamp=clamp,
+            block_size=block_size,
+            peers=None,
         )
 
     def forward(self, z_a: Tensor, z_b: Tensor, extra_negatives: Tensor | None = None) -> Tensor:
@@ -129,6 +139,7 @@ class SparseCLR(_Loss):
             temperature=temperature,
             clamp=clamp,
             block_size=block_size,
+            peers=None,
         )
 
     def forward(self, z_a: Tensor, z_b: Tensor, extra_negatives: Tensor | None = None) -> Tensor:
@@ -193,6 +204,7 @@ class QARe(_Loss):
             normalization=normalization,
             shift=shift,
             clamp=clamp,
+            peers=None,
         )
 
     def forward(self, z_a: Tensor, z_b: Tensor) -> Tensor:

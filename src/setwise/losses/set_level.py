@@ -28,6 +28,7 @@ from setwise.assignment.spectrum import (
     spectral_bounds,
 )
 from setwise.checks import check_count, check_embeddings, check_like, check_number, check_option, check_square
+from setwise.losses.parallel import Peers
 from setwise.similarity import (
     Factor,
     Similarity,
@@ -94,6 +95,7 @@ def qare(
     normalization: Literal["n2", "n(n-1)", "none"] = "n2",
     shift: float | None = None,
     clamp: float | None = None,
+    peers: Peers | None = None,
 ) -> Tensor:
     r"""Quadratic assignment regularisation: the set-level term of Eq. (7) / (17), Algorithms 1 and 2.
 
@@ -112,11 +114,14 @@ def qare(
     eigenvalues of each end and the mean for the others (``assignment.spectrum.leading_error`` bounds the error);
     "auto" the cheapest exact one. ``shift`` is added to every similarity (default 1 for cosine, 0 for distances),
     ``clamp`` bounds them from below before that; the released code clamps at 1e-8 and divides by N(N-1), see
-    ``presets``. Value and gradient are float32 at least, also under autocast.
+    ``presets``. Value and gradient are float32 at least, also under autocast. ``peers``: over the batches of many
+    processes together, with a message that does not grow with N for cosine and the eigenvalue bound.
     """
     check_embeddings(z_a, z_b)
     check_qare_options(similarity, bound, spectrum, k, reference, normalization, shift, clamp)
-    n = len(z_a)
+    if peers is not None:
+        peers.check_equal_parts(z_a)
+    n = len(z_a) * (1 if peers is None else peers.size)
     if normalization == "n(n-1)" and n == 1:
         raise ValueError('expected at least two rows with normalization="n(n-1)", got 1; use "n2"')
     if shift is None:
@@ -124,15 +129,38 @@ def qare(
     z = full_precision(torch.stack([z_a, z_b]))
     with torch.autocast(z.device.type, enabled=False):
         factor = intra_factor(z, similarity=similarity, shift=shift) if spectrum in ("auto", "lowrank") else None
-        if factor is None or clamp is not None:
+        if clamp is not None:
+            factor = None
+        # A Gram matrix is a sum over items, so over processes it needs no item itself; all else needs them all.
+        additive = factor is not None and factor.middle is None and bound == "eigenvalue"
+        if peers is not None and not additive:
+            z = peers.gather(z.transpose(0, 1)).transpose(0, 1)
+            factor = None if factor is None else intra_factor(z, similarity=similarity, shift=shift)
+        if factor is None:
             matrices = pairwise(z, z, similarity=similarity)
             matrices = (matrices if clamp is None else matrices.clamp_min(clamp)) + shift
             value = _dense_term(matrices, similarity, bound, reference, k if spectrum == "topk" else None)
+        elif peers is not None and additive:
+            value = _gram_term(factor.rows, n, reference, peers)
         elif n - 1 <= factor.rows.shape[-1]:  # too few items for the factor to be the smaller matrix
             value = _dense_term(factor.matrix(), similarity, bound, reference, None)
         else:
             value = _factor_term(factor, similarity, bound, reference)
-        return value / {"n2": n**2, "n(n-1)": n * (n - 1), "none": 1}[normalization]
+        value = value / {"n2": n**2, "n(n-1)": n * (n - 1), "none": 1}[normalization]
+        return value if peers is None else peers.finish(value)
+
+
+def _gram_term(rows: Tensor, n: int, reference: str, peers: Peers) -> Tensor:
+    """The eigenvalue bound for F F^T over processes, from F^T F alone: one sum of 2 r² numbers (3 r² with a reference).
+
+    Where N < r the Gram matrices have r - N zero eigenvalues too many; being the smallest of both, they meet.
+    """
+    grams = rows.mT @ rows
+    if reference == "truth":
+        grams = torch.cat([grams, (rows[0].mT @ rows[1])[None]])
+    grams = peers.total(grams)
+    value = ordered_dot(Compressed(grams[:2], rows.new_zeros(2), max(n, rows.shape[-1])), largest=True)
+    return value - grams[2].square().sum() if reference == "truth" else value
 
 
 def _dense_term(s: Tensor, similarity: Similarity, bound: Bound, reference: str, k: int | None) -> Tensor:

@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from setwise.assignment.smoothing import Mining, Smoothing, assignment_maximum, row_maximum
+from setwise.losses.parallel import Peers
 from setwise.similarity import Similarity, prepare, prepared_scores
 
 
@@ -56,7 +57,7 @@ def row_losses(
     candidates: Tensor,
     partner: Tensor,
     *,
-    itself: bool,
+    itself: int | None,
     similarity: Similarity,
     smoothing: Smoothing,
     margin: float = 0.0,
@@ -66,18 +67,19 @@ def row_losses(
 ) -> Tensor:
     """Row-wise loss of each anchor [R] among prepared candidates [M, E], ``partner`` [R] the true column.
 
-    ``itself``: anchor i is candidate i, which it may not choose. With ``block_size``, anchors are taken that many
-    at a time and their scores computed again in the backward pass: memory R·E + block·M instead of R·M.
+    ``itself``: anchor i is candidate itself + i, which it may not choose; None: it is not among the candidates.
+    With ``block_size``, anchors are taken that many at a time and their scores computed again in the backward pass:
+    memory R·E + block·M instead of R·M.
     """
 
     def losses(anchors: Tensor, candidates: Tensor, partner: Tensor, start: int) -> Tensor:
         theta = prepared_scores(anchors, candidates, similarity=similarity, scale=1 / temperature)
         if clamp is not None:
             theta = theta.clamp_min(clamp / temperature)
-        if itself:
+        if itself is not None:
             # No gradient is recorded: none flows into an entry that is never chosen.
             with torch.no_grad():
-                theta.diagonal(start).fill_(-math.inf)
+                theta.diagonal(itself + start).fill_(-math.inf)
         return structured_loss(theta, partner, "batch-hard", smoothing, margin / temperature)
 
     if block_size is None or block_size >= len(anchors):
@@ -98,26 +100,59 @@ def row_losses(
 
 
 def sides(
-    z_a: Tensor, z_b: Tensor, extra: Tensor | None, *, symmetric: bool, similarity: Similarity
+    z_a: Tensor,
+    z_b: Tensor,
+    extra: Tensor | None,
+    *,
+    symmetric: bool,
+    similarity: Similarity,
+    peers: Peers | None = None,
 ) -> list[tuple[Tensor, Tensor]]:
-    """Prepared anchors [N, E] and candidates [N + M, E] of each direction compared."""
-    x, y, *more = prepare(z_a, z_b, *([] if extra is None else [extra]), similarity=similarity)
-    pairs = [(x, y), (y, x)] if symmetric else [(x, y)]
-    return [(anchors, torch.cat([candidates, *more])) for anchors, candidates in pairs]
+    """Prepared anchors [N, E] and candidates [N + M, E] (of all peers) of each direction compared."""
+    pairs = []
+    for anchors, candidates in [(z_a, z_b), (z_b, z_a)] if symmetric else [(z_a, z_b)]:
+        others = candidates if peers is None else peers.gather(candidates)
+        x, y = prepare(anchors, others if extra is None else torch.cat([others, extra]), similarity=similarity)
+        pairs.append((x, y))
+    return pairs
 
 
 def cross_losses(
-    z_a: Tensor, z_b: Tensor, extra: Tensor | None, *, symmetric: bool, similarity: Similarity, **options: Any
+    z_a: Tensor,
+    z_b: Tensor,
+    extra: Tensor | None,
+    *,
+    symmetric: bool,
+    similarity: Similarity,
+    peers: Peers | None = None,
+    **options: Any,
 ) -> Tensor:
-    """Row losses of z_a among z_b and the extra negatives [N]; symmetric: of z_b among z_a too [2N]."""
-    partner = torch.arange(len(z_a), device=z_a.device)
-    both = sides(z_a, z_b, extra, symmetric=symmetric, similarity=similarity)
-    return torch.cat([row_losses(*side, partner, itself=False, similarity=similarity, **options) for side in both])
+    """Row losses of z_a among z_b and the extra negatives [N]; symmetric: of z_b among z_a too [2N]. All peers'."""
+    first = 0 if peers is None else peers.rank * len(z_a)
+    partner = torch.arange(first, first + len(z_a), device=z_a.device)
+    losses = [
+        row_losses(anchors, candidates, partner, itself=None, similarity=similarity, **options)
+        for anchors, candidates in sides(z_a, z_b, extra, symmetric=symmetric, similarity=similarity, peers=peers)
+    ]
+    return torch.cat(losses) if peers is None else peers.gather(torch.cat(losses))
 
 
-def all_losses(z_a: Tensor, z_b: Tensor, extra: Tensor | None, *, similarity: Similarity, **options: Any) -> Tensor:
-    """Row losses of all 2N views, each among the 2N - 1 others and the extra negatives [2N]."""
-    x, y, *more = prepare(z_a, z_b, *([] if extra is None else [extra]), similarity=similarity)
-    views = torch.cat([x, y])
-    partner = torch.arange(len(views), device=x.device).roll(len(x))
-    return row_losses(views, torch.cat([views, *more]), partner, itself=True, similarity=similarity, **options)
+def all_losses(
+    z_a: Tensor,
+    z_b: Tensor,
+    extra: Tensor | None,
+    *,
+    similarity: Similarity,
+    peers: Peers | None = None,
+    **options: Any,
+) -> Tensor:
+    """Row losses of all 2N views, each among the 2N - 1 others and the extra negatives [2N]. All peers'."""
+    views = torch.cat([z_a, z_b])
+    partner = torch.arange(len(views), device=views.device).roll(len(z_a))
+    if peers is None:
+        x, *more = prepare(views, *([] if extra is None else [extra]), similarity=similarity)
+        return row_losses(x, torch.cat([x, *more]), partner, itself=0, similarity=similarity, **options)
+    first = peers.rank * len(views)
+    x, y = prepare(views, peers.gather(views), similarity=similarity)
+    losses = row_losses(x, y, partner + first, itself=first, similarity=similarity, **options)
+    return peers.gather(losses)

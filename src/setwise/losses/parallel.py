@@ -1,0 +1,136 @@
+"""The same losses over many processes: the loss of the whole batch, wherever its parts are.
+
+With R processes holding N items each, a loss over ``Peers`` is that of the R·N items together, the same number on
+every process. The embeddings are gathered for InfoNCE, NT-Xent and SparseCLR (each process scores its own rows only);
+QARe under cosine with the eigenvalue bound needs one sum of 2 (E+1)² numbers over processes, whatever N is.
+
+Gradients. ``DistributedDataParallel`` *averages* parameter gradients over processes, but the gradient of the global
+loss is their *sum*: Σ_r (∂z_r/∂θ)ᵀ ∂L/∂z_r. So with ``gradient="average"`` (the default, for DDP and anything that
+averages) the gradient each process gets for its own embeddings is R · ∂L/∂z_r, and the average over processes is that
+of one process with the whole batch; no factor is left to the user. ``gradient="sum"`` gives ∂L/∂z_r itself, for loops
+that add gradients up.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from setwise.checks import check_option
+
+
+class _Gather(torch.autograd.Function):
+    """Rows of all processes in the order of their ranks; backward, what all processes ask of each row."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+        ctx.group, ctx.rows = group, len(x)
+        parts = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(parts, x.contiguous(), group=group)
+        return torch.cat(parts)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        grad = grad.clone()
+        dist.all_reduce(grad, group=ctx.group)
+        start = dist.get_rank(ctx.group) * ctx.rows
+        return grad[start : start + ctx.rows], None
+
+
+class _Total(torch.autograd.Function):
+    """Sum over processes, of which all compute the same afterwards: their equal gradients add up without a message."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+        ctx.processes = dist.get_world_size(group)
+        total = x.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return ctx.processes * grad, None
+
+
+@dataclass(frozen=True)
+class Peers:
+    """The processes that share a batch, equal parts of it each, and how their gradients will be combined."""
+
+    group: dist.ProcessGroup | None = None
+    gradient: Literal["average", "sum"] = "average"
+
+    def __post_init__(self) -> None:
+        check_option(self.gradient, ("average", "sum"), "gradient")
+        if not (dist.is_available() and dist.is_initialized()):
+            raise ValueError(
+                "expected torch.distributed to be initialised before a loss over processes is made; "
+                "call torch.distributed.init_process_group first (torchrun sets what it needs)"
+            )
+
+    @property
+    def size(self) -> int:
+        """How many processes there are."""
+        return dist.get_world_size(self.group)
+
+    @property
+    def rank(self) -> int:
+        """Which of them this is."""
+        return dist.get_rank(self.group)
+
+    def check_equal_parts(self, z: Tensor) -> None:
+        """Raise unless every process holds as many rows; on the CPU only, since it waits for the answer."""
+        if z.device.type != "cpu":
+            return
+        rows = torch.tensor([len(z)])
+        parts = [torch.empty_like(rows) for _ in range(self.size)]
+        dist.all_gather(parts, rows, group=self.group)
+        counts = [int(part) for part in parts]
+        if len(set(counts)) > 1:
+            raise ValueError(
+                f"expected as many rows on every process, got {counts}; drop the last partial batch or pad it"
+            )
+
+    def gather(self, x: Tensor) -> Tensor:
+        """[R·N, ...] from every process's [N, ...], differentiable."""
+        gathered: Tensor = _Gather.apply(x, self.group)  # type: ignore[no-untyped-call]
+        return gathered
+
+    def total(self, x: Tensor) -> Tensor:
+        """Sum over processes, differentiable, for what all of them use alike."""
+        total: Tensor = _Total.apply(x, self.group)  # type: ignore[no-untyped-call]
+        return total
+
+    def finish(self, loss: Tensor) -> Tensor:
+        """The loss with its gradient in the chosen convention."""
+        if self.gradient == "average":
+            return loss
+        return loss / self.size + loss.detach() * (1 - 1 / self.size)
+
+
+def distributed(
+    loss: nn.Module, *, group: dist.ProcessGroup | None = None, gradient: Literal["average", "sum"] = "average"
+) -> nn.Module:
+    """A copy of ``loss`` that is over the batches of all processes in ``group`` together.
+
+    ``loss``: InfoNCE, NTXent, SparseCLR, QARe, or a SetContrastive of them. See the module's text for ``gradient``.
+    """
+    loss = copy.deepcopy(loss)
+    peers = Peers(group, gradient)
+    parts = [part for part in loss.modules() if not list(part.children())]
+    for part in parts:
+        options = getattr(part, "options", {})
+        if "peers" not in options:
+            raise ValueError(
+                f"expected InfoNCE, NTXent, SparseCLR, QARe or a SetContrastive of them, got {type(part).__name__}, "
+                "which has no form over many processes; gather the embeddings and call it on all of them"
+            )
+        options["peers"] = peers
+    return loss

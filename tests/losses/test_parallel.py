@@ -1,0 +1,152 @@
+"""Over 1, 2 and 4 real processes (gloo): value and gradient of the whole batch, DDP's averaging, message sizes."""
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor, nn
+
+import setwise as sw
+
+TOTAL, DIMENSIONS = 12, 3
+LOSSES = {
+    "infonce": lambda: sw.InfoNCE(temperature=0.3),
+    "infonce-symmetric-blocks": lambda: sw.InfoNCE(temperature=0.3, symmetric=True, block_size=2),
+    "infonce-euclidean": lambda: sw.InfoNCE(temperature=0.3, similarity="euclidean"),
+    "nt-xent": lambda: sw.NTXent(),
+    "nt-xent-blocks": lambda: sw.NTXent(block_size=3),
+    "nt-xent-log-mean": lambda: sw.NTXent(reduction="log-mean", similarity="sqeuclidean"),
+    "sparse-clr": lambda: sw.SparseCLR(),
+    "sparse-clr-cross": lambda: sw.SparseCLR(candidates="cross"),
+    "qare": lambda: sw.QARe(),
+    "qare-gap": lambda: sw.QARe(reference="truth"),
+    "qare-no-shift": lambda: sw.QARe(shift=0.0),
+    "qare-projection": lambda: sw.QARe(bound="projection"),
+    "qare-euclidean": lambda: sw.QARe(similarity="euclidean"),
+    "qare-sqeuclidean": lambda: sw.QARe(similarity="sqeuclidean", bound="best"),
+    "qare-clamp": lambda: sw.QARe(clamp=1e-8, normalization="n(n-1)"),
+    "set": lambda: sw.SetContrastive(sw.NTXent(), beta=0.7),
+}
+
+
+def embeddings() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    z = torch.randn(TOTAL, DIMENSIONS, generator=generator, dtype=torch.float64)
+    return z, z + 0.5 * torch.randn(TOTAL, DIMENSIONS, generator=generator, dtype=torch.float64)
+
+
+def network() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(DIMENSIONS, 5), nn.Tanh(), nn.Linear(5, DIMENSIONS)).double()
+
+
+def start(rank: int, size: int, port: int) -> None:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=size)
+
+
+def worker(rank: int, size: int, port: int, folder: str) -> None:
+    start(rank, size, port)
+    results = {}
+    part = TOTAL // size
+    for name, make in LOSSES.items():
+        for gradient in ("average", "sum"):
+            z_a, z_b = (z[rank * part : (rank + 1) * part].clone().requires_grad_() for z in embeddings())
+            loss = sw.distributed(make(), gradient=gradient)(z_a, z_b)
+            loss.backward()
+            results[name, gradient] = (loss.detach(), z_a.grad, z_b.grad)
+        model = nn.parallel.DistributedDataParallel(network())
+        z_a, z_b = (z[rank * part : (rank + 1) * part] for z in embeddings())
+        out = model(torch.cat([z_a, z_b]))
+        sw.distributed(make())(out[:part], out[part:]).backward()
+        results[name, "ddp"] = [p.grad for p in model.parameters()]
+    torch.save(results, f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+def counting_worker(rank: int, size: int, port: int, folder: str) -> None:
+    start(rank, size, port)
+    sent = []
+    originals = {name: getattr(dist, name) for name in ("all_reduce", "all_gather")}
+
+    def count_reduce(x: Tensor, *args, **kwargs):
+        sent.append(x.numel())
+        return originals["all_reduce"](x, *args, **kwargs)
+
+    def count_gather(parts: list[Tensor], x: Tensor, *args, **kwargs):
+        sent.append(x.numel())
+        return originals["all_gather"](parts, x, *args, **kwargs)
+
+    dist.all_reduce, dist.all_gather = count_reduce, count_gather
+    results = {}
+    for name in ("qare", "nt-xent"):
+        for n in (8, 64, 512):
+            sent.clear()
+            z = torch.randn(n, DIMENSIONS, generator=torch.Generator().manual_seed(rank), requires_grad=True)
+            sw.distributed(LOSSES[name]())(z, z + 0.1).backward()
+            results[name, n] = sum(x for x in sent if x > 1)  # one number is the check of equal parts
+    with pytest.raises(ValueError, match=r"expected as many rows on every process, got \[4, 5\]; drop the last"):
+        sw.distributed(sw.NTXent())(torch.ones(4 + rank, 2), torch.ones(4 + rank, 2))
+    torch.save(results, f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+def spawn(target, size: int, folder: Path) -> list[dict]:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port = s.getsockname()[1]
+    mp.spawn(target, args=(size, port, str(folder)), nprocs=size)
+    return [torch.load(folder / f"{rank}.pt") for rank in range(size)]
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_value_and_gradient_equal_those_of_one_process_with_the_whole_batch(size, tmp_path):
+    results = spawn(worker, size, tmp_path)
+    part = TOTAL // size
+    for name, make in LOSSES.items():
+        z_a, z_b = (z.requires_grad_() for z in embeddings())
+        expected = make()(z_a, z_b)
+        expected.backward()
+        for rank, result in enumerate(results):
+            mine = slice(rank * part, (rank + 1) * part)
+            for gradient, factor in (("average", size), ("sum", 1)):
+                value, grad_a, grad_b = result[name, gradient]
+                torch.testing.assert_close(value, expected.detach(), rtol=1e-10, atol=1e-12)
+                torch.testing.assert_close(grad_a, factor * z_a.grad[mine], rtol=1e-10, atol=1e-12)
+                torch.testing.assert_close(grad_b, factor * z_b.grad[mine], rtol=1e-10, atol=1e-12)
+        model = network()
+        make()(*(model(z.detach()) for z in (z_a, z_b))).backward()
+        for result in results:  # DDP's average is the gradient of one process, with no factor left over
+            for got, parameter in zip(result[name, "ddp"], model.parameters(), strict=True):
+                torch.testing.assert_close(got, parameter.grad, rtol=1e-10, atol=1e-12)
+
+
+def test_what_is_sent(tmp_path):
+    for result in spawn(counting_worker, 2, tmp_path):
+        # The eigenvalue bound: both Gram matrices once, whatever N; embeddings and losses grow with it.
+        assert {result["qare", n] for n in (8, 64, 512)} == {2 * (DIMENSIONS + 1) ** 2}
+        assert result["nt-xent", 512] > 8 * result["nt-xent", 8]
+
+
+def test_errors():
+    with pytest.raises(ValueError, match="expected torch.distributed to be initialised"):
+        sw.distributed(sw.NTXent())
+
+
+def test_a_loss_without_a_form_over_processes(tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        with pytest.raises(ValueError, match="expected InfoNCE, .* got TripletMargin, which has no form"):
+            sw.distributed(sw.SetContrastive(sw.TripletMargin()))
+        with pytest.raises(ValueError, match="expected gradient to be one of 'average', 'sum'"):
+            sw.distributed(sw.NTXent(), gradient="mean")
+        z = torch.ones(3, 2)
+        with pytest.raises(ValueError, match="expected no extra_negatives"):
+            sw.distributed(sw.NTXent())(z, z, z)
+    finally:
+        dist.destroy_process_group()
