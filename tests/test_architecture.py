@@ -1,0 +1,49 @@
+"""Rooms import only from rooms above them; nothing heavy is imported until it is used."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parent.parent / "src" / "setwise"
+ROOMS = ["checks", "similarity", "kernels", "assignment", "losses", "demo", "bench", "cli"]
+OPTIONAL = {"matplotlib", "sklearn", "h5py", "tensorboard", "rich", "tyro"}
+FILES = sorted(SOURCE.rglob("*.py"))
+
+
+def room(module: str) -> int:
+    return ROOMS.index(module.split(".")[1])
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
+def test_imports_go_upwards(path):
+    parts = path.relative_to(SOURCE).with_suffix("").parts
+    if parts == ("__init__",):
+        return
+    here = ROOMS.index(parts[0])
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = []
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "absolute imports only"
+            names = [node.module or ""]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        for name in names:
+            if name == "setwise" or name.startswith("setwise."):
+                assert name != "setwise", "import from the room, not from the package"
+                assert room(name) <= here, f"{path.name} imports {name} from a room below it"
+
+
+def test_importing_setwise_imports_nothing_optional():
+    code = "import setwise, sys; print([m for m in sys.modules])"
+    loaded = ast.literal_eval(
+        subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout.decode()
+    )
+    assert not OPTIONAL & {m.split(".")[0] for m in loaded}
+
+
+def test_files_stay_readable():
+    for path in FILES:
+        assert len(path.read_text().splitlines()) <= 420, path
