@@ -1,12 +1,15 @@
-"""Shared by all tests: one thread, and seeded embeddings."""
+"""Shared by all tests: one thread, the same examples every time, and seeded embeddings."""
 
 from collections.abc import Callable
 
 import pytest
 import torch
+from hypothesis import settings
 from torch import Tensor
 
 torch.set_num_threads(1)
+settings.register_profile("setwise", derandomize=True, deadline=None)
+settings.load_profile("setwise")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -47,8 +47,8 @@ def normalize(z: Tensor) -> Tensor:
     """
     largest = z.detach().abs().amax(-1, keepdim=True)
     z = z / torch.where(largest > 0, largest, 1)
-    length = torch.linalg.vector_norm(z, dim=-1, keepdim=True)  # in [1, sqrt(E)], or 0; its gradient at 0 is 0
-    return torch.where(length > 0, z / torch.where(length > 0, length, 1), 0)
+    length = torch.linalg.vector_norm(z, dim=-1, keepdim=True)  # in [1, sqrt(E)], or 0, where its gradient is 0
+    return z * torch.where(length > 0, 1 / torch.where(length > 0, length, 1), 0)
 
 
 def prepare(*z: Tensor, similarity: Similarity) -> tuple[Tensor, ...]:

@@ -1,0 +1,141 @@
+"""solve_quadratic against scipy's FAQ on QAPLIB: gap to the proven optimum, and time, in one run.
+
+    OMP_NUM_THREADS=1 python benchmarks/quadratic.py DIR [--out FILE.json]
+
+DIR holds ``index.csv`` (name,n,symmetric,optimum) and one ``NAME.dat`` an instance: n, then two n x n
+matrices. Every symmetric instance is solved by the heuristic ("tabu"), by scipy's FAQ from its default
+start, and by the best of as many of scipy's randomised FAQ starts as fit the time the heuristic took.
+Where "auto" proves its answer, the time of the proof is shown too. Both spectral bounds must enclose the optimum.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import scipy
+import torch
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from scipy.optimize import quadratic_assignment
+
+from setwise.assignment import spectral_bounds
+from setwise.assignment.quadratic import EXACT_LIMIT, solve_quadratic
+
+T = TypeVar("T")
+
+
+def load(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Both matrices of a QAPLIB file."""
+    n, *entries = map(int, path.read_text().split())
+    a, b = np.array(entries, dtype=float).reshape(2, n, n)
+    return a, b
+
+
+def timed(solve: Callable[[], T]) -> tuple[T, float]:
+    """What ``solve`` returns, and the seconds it took."""
+    start = time.perf_counter()
+    result = solve()
+    return result, time.perf_counter() - start
+
+
+def scipy_restarts(a: np.ndarray, b: np.ndarray, seconds: float) -> tuple[float, int]:
+    """Best value of randomised FAQ starts, and how many: they go on until ``seconds`` have passed."""
+    rng = np.random.default_rng(0)
+    best, starts, end = np.inf, 0, time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        best = min(best, quadratic_assignment(a, b, options={"P0": "randomized", "rng": rng}).fun)
+        starts += 1
+    return float(best), starts
+
+
+def measure(name: str, optimum: float, a: np.ndarray, b: np.ndarray) -> dict[str, object]:
+    """One row of the table."""
+    a_t, b_t = torch.from_numpy(a), torch.from_numpy(b)
+
+    def gap(value: float) -> float:
+        return 100 * (value - optimum) / optimum
+
+    ours, seconds = timed(lambda: solve_quadratic(a_t, b_t, method="tabu"))
+    faq, faq_seconds = timed(lambda: quadratic_assignment(a, b).fun)
+    restarted, starts = scipy_restarts(a, b, seconds)
+    row: dict[str, object] = {
+        "name": name,
+        "n": len(a),
+        "optimum": optimum,
+        "gap": gap(ours.value),
+        "seconds": seconds,
+        "scipy_gap": gap(faq),
+        "scipy_seconds": faq_seconds,
+        "scipy_restarts_gap": gap(restarted),
+        "scipy_starts": starts,
+    }
+    for bound in ("eigenvalue", "projection"):
+        lower, upper = spectral_bounds(a_t, b_t, bound=bound)
+        row |= {f"{bound}_lower": lower.item(), f"{bound}_upper": upper.item()}
+        if not lower <= optimum <= upper:
+            raise SystemExit(f"{name}: the {bound} bounds {lower:g}, {upper:g} do not enclose the optimum {optimum:g}")
+    if len(a) <= EXACT_LIMIT:
+        proven, proof_seconds = timed(lambda: solve_quadratic(a_t, b_t))
+        row |= {"proven": proven.optimal and proven.value == optimum, "proof_seconds": proof_seconds}
+    return row
+
+
+def main() -> None:
+    """Measure, show, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, metavar="DIR")
+    parser.add_argument("--out", type=Path, help="write the measurements as JSON")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+
+    with (arguments.folder / "index.csv").open() as file:
+        instances = [row for row in csv.DictReader(file) if row["symmetric"] == "True"]
+    rows = []
+    for instance in instances:
+        a, b = load(arguments.folder / f"{instance['name']}.dat")
+        rows.append(measure(instance["name"], float(instance["optimum"]), a, b))
+
+    table = Table(title="Gap to the proven optimum of QAPLIB, %", box=box.SIMPLE)
+    for heading in (
+        "instance",
+        "N",
+        "setwise",
+        "s",
+        "scipy",
+        "s",
+        "restarted",
+        "starts",
+        "proof s",
+        "lower",
+        "projection",
+    ):
+        table.add_column(heading, justify="left" if heading == "instance" else "right", no_wrap=True)
+    for r in rows:
+        proof = "" if "proven" not in r else f"{r['proof_seconds']:.2f}" if r["proven"] else "wrong"
+        cells = (f"{r['gap']:.3f}", f"{r['seconds']:.2f}", f"{r['scipy_gap']:.3f}", f"{r['scipy_seconds']:.3f}")
+        rest = (f"{r['scipy_restarts_gap']:.3f}", str(r["scipy_starts"]), proof)
+        bounds = (f"{r['eigenvalue_lower']:.1f}", f"{r['projection_lower']:.1f}")
+        table.add_row(str(r["name"]), str(r["n"]), *cells, *rest, *bounds)
+    keys = ("gap", "seconds", "scipy_gap", "scipy_seconds", "scipy_restarts_gap")
+    mean = {key: float(np.mean([r[key] for r in rows])) for key in keys}
+    table.add_section()
+    table.add_row("mean", "", *(f"{mean[k]:.3f}" for k in keys))
+    Console().print(table)
+
+    if arguments.out:
+        versions = {"python": platform.python_version(), "torch": torch.__version__, "scipy": scipy.__version__}
+        record = {"versions": versions, "processor": platform.machine(), "mean": mean, "instances": rows}
+        arguments.out.write_text(json.dumps(record, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,397 @@
+"""solve_quadratic and quadratic_objective against enumeration, QAPLIB's proven optima and invariances."""
+
+from __future__ import annotations
+
+import json
+from itertools import permutations
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from setwise.assignment import quadratic
+from setwise.assignment.linear import solve_linear
+from setwise.assignment.quadratic import quadratic_objective, solve_quadratic
+
+# Instances of QAPLIB (Burkard, Karisch, Rendl 1997), all symmetric, with their proven optima.
+QAPLIB = json.loads(Path(__file__).with_name("qaplib.json").read_text())
+SMALL = [name for name, instance in QAPLIB.items() if len(instance["a"]) <= 12]
+
+
+def problem(n: int, seed: int, *, whole: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    """Asymmetric a, b and linear in float64; small whole numbers have many ties."""
+    generator = torch.Generator().manual_seed(seed)
+    if whole:
+        return tuple(torch.randint(-2, 3, (3, n, n), generator=generator).double())
+    return tuple(torch.randn(3, n, n, generator=generator, dtype=torch.float64))
+
+
+def loops(a: Tensor, b: Tensor, linear: Tensor, p: tuple[int, ...]) -> float:
+    """The objective as the sum it is."""
+    n = len(p)
+    pairs = sum(float(a[i, j] * b[p[i], p[j]]) for i in range(n) for j in range(n))
+    return pairs + sum(float(linear[i, p[i]]) for i in range(n))
+
+
+def enumerate_values(a: Tensor, b: Tensor, linear: Tensor) -> np.ndarray:
+    """The objective of all N! permutations, as traces of permutation matrices."""
+    n = len(a)
+    y = torch.eye(n, dtype=torch.float64)[torch.tensor(list(permutations(range(n))))]
+    return (linear * y + (a @ y @ b.T) * y).sum((1, 2)).numpy()
+
+
+def qaplib(name: str) -> tuple[Tensor, Tensor, int]:
+    instance = QAPLIB[name]
+    return torch.tensor(instance["a"]).double(), torch.tensor(instance["b"]).double(), instance["optimum"]
+
+
+# --- the objective
+
+
+def test_objective_by_hand() -> None:
+    a = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    b = torch.tensor([[5.0, 6.0], [7.0, 8.0]])
+    linear = torch.tensor([[0.1, 0.2], [0.3, 0.4]])
+    swap = torch.tensor([1, 0])
+    # a11 b22 + a12 b21 + a21 b12 + a22 b11 = 8 + 14 + 18 + 20
+    assert quadratic_objective(a, b, swap).item() == 60.0
+    assert quadratic_objective(a, b, swap, linear).item() == pytest.approx(60.5)
+    assert quadratic_objective(a, b, torch.tensor([0, 1])).item() == 5 + 12 + 21 + 32
+
+
+def test_objective_is_the_sum_of_loops() -> None:
+    a, b, linear = problem(5, 0)
+    for p in list(permutations(range(5)))[::7]:
+        assert quadratic_objective(a, b, torch.tensor(p), linear).item() == pytest.approx(loops(a, b, linear, p))
+
+
+def test_objective_gradient() -> None:
+    a, b, linear = (x.requires_grad_() for x in problem(4, 1))
+    p = torch.tensor([2, 0, 3, 1])
+    assert torch.autograd.gradcheck(lambda a, b, c: quadratic_objective(a, b, p, c), (a, b, linear))
+    quadratic_objective(a, b, p, linear).backward()
+    assert torch.equal(linear.grad, torch.eye(4, dtype=torch.float64)[p])
+
+
+# --- exact
+
+
+@settings(max_examples=60)
+@given(
+    n=st.integers(1, 6),
+    seed=st.integers(0, 10**6),
+    maximize=st.booleans(),
+    whole=st.booleans(),
+    with_linear=st.booleans(),
+    symmetric=st.sampled_from(["none", "a", "b", "both"]),
+)
+def test_exact_is_enumeration(n, seed, maximize, whole, with_linear, symmetric) -> None:
+    a, b, linear = problem(n, seed, whole=whole)
+    if symmetric in ("a", "both"):
+        a = a + a.T
+    if symmetric in ("b", "both"):
+        b = b + b.T
+    if not with_linear:
+        linear = torch.zeros_like(linear)
+    values = enumerate_values(a, b, linear)
+    solution = solve_quadratic(a, b, linear if with_linear else None, maximize=maximize)
+    assert solution.optimal
+    assert isinstance(solution.value, float)
+    assert solution.value == pytest.approx(values.max() if maximize else values.min(), abs=1e-9)
+    assert loops(a, b, linear, tuple(solution.permutation.tolist())) == pytest.approx(solution.value, abs=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_search_finds_the_optimum_from_the_worst_start(seed: int) -> None:
+    # solve_quadratic hands over a start that is nearly always optimal; here the tree has to do the work.
+    n = 4 + seed % 4
+    a, b, linear = problem(n, seed, whole=seed % 2 == 0)
+    values = enumerate_values(a, b, linear)
+    worst = np.array(list(permutations(range(n)))[values.argmax()])
+    found = quadratic._branch_and_bound(a.numpy(), b.numpy(), linear.numpy(), worst)
+    assert loops(a, b, linear, tuple(found)) == pytest.approx(values.min(), abs=1e-9)
+
+
+def test_small_chunks_search_the_same_tree(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b, linear = (x.numpy() for x in problem(7, 3))
+    worst = np.arange(7)
+    whole = quadratic._branch_and_bound(a, b, linear, worst)
+    monkeypatch.setattr(quadratic, "CHUNK", 3)
+    assert quadratic._branch_and_bound(a, b, linear, worst).tolist() == whole.tolist()
+
+
+def test_pair_bound_holds_and_is_tight_for_two_rows() -> None:
+    a, b, _ = problem(5, 4)
+    free = torch.tensor(list(permutations(range(5), 4))).sort(1).values.unique(dim=0)
+    least = quadratic._least_pairs(a[1:, 1:].numpy(), b.numpy(), free.numpy())
+    for k, columns in enumerate(free.tolist()):
+        for p in permutations(range(4)):
+            for r in range(4):
+                paid = sum(float(a[1 + r, 1 + s] * b[columns[p[r]], columns[p[s]]]) for s in range(4) if s != r)
+                assert least[k, r, p[r]] <= paid + 1e-12
+    two = quadratic._least_pairs(a[:2, :2].numpy(), b.numpy(), np.array([[1, 3]]))[0]
+    expected = [[a[0, 1] * b[1, 3], a[0, 1] * b[3, 1]], [a[1, 0] * b[1, 3], a[1, 0] * b[3, 1]]]
+    np.testing.assert_allclose(two, np.array(expected, dtype=float))
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_exact_proves_qaplib_optimum(name: str) -> None:
+    a, b, optimum = qaplib(name)
+    solution = solve_quadratic(a, b)
+    assert solution.optimal
+    assert solution.value == optimum
+    assert loops(a, b, torch.zeros_like(a), tuple(solution.permutation.tolist())) == optimum
+
+
+# --- heuristics
+
+
+@pytest.mark.parametrize("name", QAPLIB)
+def test_tabu_reaches_qaplib_optimum(name: str) -> None:
+    a, b, optimum = qaplib(name)
+    solution = solve_quadratic(a, b, method="tabu")
+    assert not solution.optimal
+    assert solution.value == optimum
+
+
+@pytest.mark.parametrize("name", QAPLIB)
+def test_faq_is_near_qaplib_optimum(name: str) -> None:
+    a, b, optimum = qaplib(name)
+    solution = solve_quadratic(a, b, method="faq")
+    assert not solution.optimal
+    assert optimum <= solution.value <= 1.15 * optimum  # chr12a, the hardest for descent, is 10 % off
+    # At a local optimum, no swap of two rows helps.
+    p = solution.permutation
+    for r in range(len(p)):
+        for s in range(r):
+            swapped = p.clone()
+            swapped[[r, s]] = p[[s, r]]
+            assert quadratic_objective(a, b, swapped).item() >= solution.value
+
+
+@pytest.mark.parametrize("method", ["tabu", "faq"])
+@pytest.mark.parametrize("n", [1, 2, 3, 6])
+def test_heuristics_on_tiny_problems(method: str, n: int) -> None:
+    for seed in range(5):
+        a, b, linear = problem(n, seed)
+        values = enumerate_values(a, b, linear)
+        solution = solve_quadratic(a, b, linear, method=method, maximize=True)
+        assert not solution.optimal
+        assert sorted(solution.permutation.tolist()) == list(range(n))
+        assert solution.value <= values.max() + 1e-9
+        if method == "tabu":
+            assert solution.value == pytest.approx(values.max())
+
+
+def test_swap_changes_are_differences_of_the_objective() -> None:
+    n, walks = 7, 3
+    a, b, linear = problem(n, 5)
+    rng = np.random.default_rng(0)
+    starts = np.stack([rng.permutation(n) for _ in range(walks)])
+    swaps = quadratic._Swaps(a.numpy(), b.numpy(), linear.numpy(), starts)
+    for _ in range(25):  # moves that share rows with the one before, and moves that do not
+        delta = swaps.changes()
+        for k in range(walks):
+            before = loops(a, b, linear, tuple(swaps.p[k]))
+            assert swaps.value[k] == pytest.approx(before, abs=1e-9)
+            for r in range(n):
+                assert delta[k, r, r] == np.inf
+                for s in range(r):
+                    after = swaps.p[k].copy()
+                    after[[r, s]] = after[[s, r]]
+                    change = loops(a, b, linear, tuple(after)) - before
+                    assert delta[k, r, s] == pytest.approx(change, abs=1e-9)
+                    assert delta[k, s, r] == pytest.approx(change, abs=1e-9)
+        u = rng.integers(n, size=walks)
+        v = (u + rng.integers(1, n, size=walks)) % n
+        swaps.move(u, v, delta[np.arange(walks), u, v])
+
+
+def test_tabu_takes_a_forbidden_swap_rather_than_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    moves = []
+    move = quadratic._Swaps.move
+
+    def record(self, u, v, change) -> None:
+        moves.append(bool((u != v).all() and np.isfinite(change).all()))
+        move(self, u, v, change)
+
+    monkeypatch.setattr(quadratic._Swaps, "move", record)
+    solve_quadratic(*problem(2, 6), method="tabu")  # one swap only, and it is forbidden most of the time
+    assert len(moves) > 100
+    assert all(moves)
+
+
+def test_frank_wolfe_sees_the_linear_term() -> None:
+    linear = torch.rand(30, 30, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
+    zero, barycentre = np.zeros((30, 30)), np.full((30, 30), 1 / 30)
+    found = quadratic._frank_wolfe(zero, zero, linear.numpy(), barycentre)
+    assert found.tolist() == solve_linear(linear).tolist()
+
+
+def test_large_problem_recovers_a_relabelling() -> None:
+    # Above the limit of the tabu search, and its optimum is known: by Cauchy and Schwarz no permutation
+    # of two copies of a set has a larger product of distances than the one that undoes the relabelling.
+    generator = torch.Generator().manual_seed(7)
+    points = torch.randn(260, 3, generator=generator, dtype=torch.float64)
+    hidden = torch.randperm(260, generator=generator)
+    distances = torch.cdist(points, points)
+    solution = solve_quadratic(distances, distances[hidden][:, hidden], maximize=True)
+    assert not solution.optimal
+    assert hidden[solution.permutation].tolist() == list(range(260))
+    assert solution.value == pytest.approx(distances.square().sum().item())
+
+
+# --- invariances, ties, precision
+
+
+@pytest.mark.parametrize("n", [7, 20])
+def test_result_is_repeatable_and_leaves_the_global_generators_alone(n: int) -> None:
+    a, b, linear = problem(n, 8)
+    torch_state, numpy_state = torch.get_rng_state(), np.random.get_state()[1].copy()
+    first, second = (solve_quadratic(a, b, linear) for _ in range(2))
+    assert first.permutation.tolist() == second.permutation.tolist()
+    assert first.value == second.value
+    assert torch.equal(torch.get_rng_state(), torch_state)
+    assert (np.random.get_state()[1] == numpy_state).all()
+
+
+def test_generator_draws_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quadratic, "TABU_STEPS", 1)  # short walks end where they start
+    a, b, linear = problem(40, 9)
+
+    def values(seed: int) -> list[float]:
+        generator = torch.Generator().manual_seed(seed)
+        return [solve_quadratic(a, b, linear, method="tabu", generator=generator).value for _ in range(3)]
+
+    assert values(1) == values(1)
+    assert len({*values(1), *values(2)}) > 1
+
+
+@pytest.mark.parametrize("method", ["exact", "tabu"])
+def test_relabelling_b_relabels_the_solution(method: str) -> None:
+    a, b, linear = problem(7, 10)  # generic: the optimum is unique
+    labels = torch.randperm(7, generator=torch.Generator().manual_seed(0))
+    plain = solve_quadratic(a, b, linear, method=method)
+    relabelled = solve_quadratic(a, b[labels][:, labels], linear[:, labels], method=method)
+    assert relabelled.value == pytest.approx(plain.value)
+    assert labels[relabelled.permutation].tolist() == plain.permutation.tolist()
+
+
+def test_maximizing_is_minimizing_the_negative() -> None:
+    a, b, linear = problem(8, 11)
+    highest = solve_quadratic(a, b, linear, maximize=True)
+    lowest = solve_quadratic(-a, b, -linear)
+    assert highest.value == pytest.approx(-lowest.value)
+    assert highest.permutation.tolist() == lowest.permutation.tolist()
+
+
+@pytest.mark.parametrize("scale", [1e-4, 1e4])
+def test_scale(scale: float) -> None:
+    a, b, linear = problem(7, 12)
+    plain = solve_quadratic(a, b, linear)
+    scaled = solve_quadratic(scale * a, scale * b, scale**2 * linear)
+    assert scaled.permutation.tolist() == plain.permutation.tolist()
+    assert scaled.value == pytest.approx(scale**2 * plain.value)
+
+
+@pytest.mark.parametrize("method", ["exact", "tabu", "faq"])
+@pytest.mark.parametrize("fill", [0.0, 1.0, 0.1])
+def test_identical_entries(method: str, fill: float) -> None:
+    x = torch.full((12, 12), fill)
+    solution = solve_quadratic(x, x, x, method=method)  # must end at once, not search 12! equal leaves
+    assert sorted(solution.permutation.tolist()) == list(range(12))
+    assert solution.value == pytest.approx(144 * fill**2 + 12 * fill)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_dtypes_and_gradients(dtype: torch.dtype) -> None:
+    a, b, linear = (x.to(dtype).requires_grad_() for x in problem(6, 13))
+    solution = solve_quadratic(a, b, linear)
+    wide = solve_quadratic(a.double(), b.double(), linear.double())
+    assert solution.permutation.dtype == torch.long
+    assert solution.permutation.tolist() == wide.permutation.tolist()
+    assert solution.value == wide.value
+    assert quadratic_objective(a, b, solution.permutation, linear).dtype == dtype
+
+
+@pytest.mark.gpu
+def test_device_is_kept() -> None:
+    a, b, linear = (x.cuda() for x in problem(6, 14))
+    generator = torch.Generator("cuda").manual_seed(0)
+    solution = solve_quadratic(a, b, linear, generator=generator)
+    assert solution.permutation.device == a.device
+    assert solution.value == pytest.approx(quadratic_objective(a, b, solution.permutation, linear).item())
+    with pytest.raises(ValueError, match="expected b to be finite"):
+        solve_quadratic(a, b / 0)
+
+
+# --- what Eq. (5) does to distances
+
+
+def test_identity_maximises_the_quadratic_term_of_two_copies() -> None:
+    generator = torch.Generator().manual_seed(15)
+    for _ in range(5):
+        x = torch.randn(7, 3, generator=generator, dtype=torch.float64)
+        distances = torch.cdist(x, x)
+        highest = solve_quadratic(distances, distances, maximize=True)
+        assert highest.permutation.tolist() == list(range(7))
+        assert highest.value == pytest.approx(distances.square().sum().item())
+        lowest = solve_quadratic(distances, distances)  # Eq. (5) without its linear part
+        assert lowest.value < 0.97 * highest.value
+        assert (lowest.permutation == torch.arange(7)).sum() < 7
+
+
+def test_equation_5_points_the_wrong_way_for_distances() -> None:
+    # Share of true partners found in noisy copies of small sets, by the linear part alone, by Eq. (5) as
+    # printed, and with the sign of the quadratic part turned, at weight 1 and 1/N.
+    n, draws = 6, 80
+    generator = torch.Generator().manual_seed(16)
+    hits = torch.zeros(4)
+    for _ in range(draws):
+        x = torch.randn(n, 2, generator=generator, dtype=torch.float64)
+        hidden = torch.randperm(n, generator=generator)
+        y = (x + 0.5 * torch.randn(n, 2, generator=generator, dtype=torch.float64))[hidden]
+        s, s_a, s_b = torch.cdist(x, y), torch.cdist(x, x), torch.cdist(y, y)
+        found = [solve_linear(s)]
+        found += [solve_quadratic(weight * s_a, s_b, s).permutation for weight in (1.0, -1.0, -1 / n)]
+        hits += torch.stack([(p == torch.argsort(hidden)).float().mean() for p in found])
+    linear, printed, turned, light = (hits / draws).tolist()
+    assert linear > 0.7
+    assert printed < 0.4  # chance is 1/6
+    assert turned > linear - 0.15
+    assert light > linear - 0.05
+
+
+# --- errors
+
+
+def test_errors() -> None:
+    x = torch.rand(4, 4)
+    with pytest.raises(ValueError, match=r"expected a to be square, of shape \(\.\.\., N, N\), got \(4, 3\)"):
+        solve_quadratic(x[:, :3], x)
+    with pytest.raises(ValueError, match=r"expected b of shape \(4, 4\) like a, got \(3, 3\)"):
+        solve_quadratic(x, x[:3, :3])
+    with pytest.raises(ValueError, match=r"expected linear of shape \(4, 4\) like a, got \(3, 3\)"):
+        solve_quadratic(x, x, x[:3, :3])
+    with pytest.raises(ValueError, match=r"one problem at a time, got \(2, 4, 4\)"):
+        solve_quadratic(x.expand(2, 4, 4), x)
+    with pytest.raises(ValueError, match="expected b of dtype torch.float32 like a"):
+        solve_quadratic(x, x.double())
+    with pytest.raises(ValueError, match="expected a of a floating-point dtype, got torch.int64"):
+        solve_quadratic(x.long(), x)
+    with pytest.raises(ValueError, match="expected linear to be finite"):
+        solve_quadratic(x, x, x / 0)
+    with pytest.raises(ValueError, match="at least one row"):
+        solve_quadratic(x[:0, :0], x[:0, :0])
+    with pytest.raises(ValueError, match="expected method to be one of .* did you mean 'exact'"):
+        solve_quadratic(x, x, method="exactly")
+    with pytest.raises(ValueError, match="expected N <= 16 for method 'exact', got 17; use 'tabu' or 'faq'"):
+        solve_quadratic(torch.rand(17, 17), torch.rand(17, 17), method="exact")
+    with pytest.raises(ValueError, match=r"expected permutation of shape \(4,\) and dtype torch.int64, got"):
+        quadratic_objective(x, x, torch.arange(3))
+    with pytest.raises(ValueError, match=r"to hold each of 0\.\.3 once, got \[0, 1, 1, 3\]"):
+        quadratic_objective(x, x, torch.tensor([0, 1, 1, 3]))
