@@ -138,7 +138,9 @@ def test_leading_eigenvalues_stay_within_their_stated_error(k, largest):
     exact = ordered_dot(compress_dense(s), largest=largest)
     pair = compress_leading(s, k)
     assert pair.core.shape == (2, 2 * k, 2 * k)
-    error = (ordered_dot(pair, largest=largest) - exact).abs()
+    difference = ordered_dot(pair, largest=largest) - exact
+    assert (difference <= 0) if largest else (difference >= 0)
+    error = difference.abs()
     assert error <= leading_error(s, pair)
     assert error <= {1: 2e-2, 4: 1e-2, 16: 2e-3}[k] * exact.abs()
     # The ends themselves are eigenvalues, not only bounded by them.

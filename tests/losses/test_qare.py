@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import setwise as sw
+from setwise.assignment.spectrum import compress_leading, ordered_dot
 from setwise.losses.functional import qare, quadratic_assignment_loss
+from setwise.similarity import pairwise
 
 OPTIONS = [
     {"similarity": similarity, "bound": bound, "reference": reference, "shift": shift}
@@ -97,6 +99,19 @@ def test_topk(views):
     assert few.item() == pytest.approx(exact.item(), rel=1e-2)
     a, b = (torch.autograd.grad(x, z_a)[0].flatten() for x in (exact, few))
     assert F.cosine_similarity(a, b, dim=0) > 0.99
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_topk_of_distances_equals_topk_of_their_matrix(views, dtype):
+    z_a, z_b = (z.detach().to(dtype).requires_grad_() for z in views(150, 6))
+    z_a.data[3] = z_a.data[4]  # a distance of zero off the diagonal
+    s = torch.stack([pairwise(z, z, similarity="euclidean") for z in (z_a, z_b)])
+    expected = -ordered_dot(compress_leading(s, 5), largest=False) / 150**2
+    got = qare(z_a, z_b, similarity="euclidean", spectrum="topk", k=5)
+    tolerance = 1e-9 if dtype == torch.float64 else 2e-4
+    torch.testing.assert_close(got, expected, rtol=tolerance, atol=0)
+    a, b = (torch.autograd.grad(x, z_a)[0] for x in (got, expected))
+    torch.testing.assert_close(a, b, rtol=0, atol=tolerance * b.abs().max().item())
 
 
 def test_zero_vectors(views):

@@ -61,27 +61,82 @@ def compress_factor(factor: Factor, size: int) -> Compressed:
     return Compressed(small @ middle @ small.mT, rows.new_zeros(2), size)
 
 
-def compress_leading(s: Tensor, k: int, *, steps: int = 4, oversampling: int = 8) -> Compressed:
-    """The k leading eigenvalues of each end of S [2, N, N] and the mean of the others for each of those.
+# Krylov steps, and columns beyond k. More steps buy more than more columns, and cost more.
+KRYLOV_STEPS = 3
+OVERSAMPLING = 8
+
+
+def leading_fits(n: int, k: int) -> bool:
+    """Whether k leading eigenvalues of each end are fewer than all of N, and their Krylov space too."""
+    return (KRYLOV_STEPS + 1) * (k + OVERSAMPLING) < n
+
+
+@torch.no_grad()
+def leading_ends(s: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k least and k greatest eigenvalues of S [2, N, N] and their vectors, [2, 2k] and [2, N, 2k].
 
     Block Krylov iteration: Rayleigh-Ritz on the span of (Ω, S Ω, ..., S^steps Ω) for a fixed random block Ω of
-    k + oversampling columns, O(N² k) a step. The error of any dot product is at most ``leading_error``.
+    k + OVERSAMPLING columns, O(N² k) a step.
+    """
+    generator = torch.Generator().manual_seed(0)  # a fixed block: the same S gives the same value
+    block = torch.randn(s.shape[-1], k + OVERSAMPLING, generator=generator).to(s).expand(len(s), -1, -1)
+    blocks = [torch.linalg.qr(block).Q]
+    for _ in range(KRYLOV_STEPS):
+        blocks.append(torch.linalg.qr(s @ blocks[-1]).Q)
+    basis = torch.linalg.qr(torch.cat(blocks, -1)).Q
+    values, vectors = eigh(basis.mT @ (s @ basis))
+    ends = torch.cat([values[..., :k], values[..., -k:]], -1)
+    return ends, basis @ torch.cat([vectors[..., :k], vectors[..., -k:]], -1)
+
+
+def compress_leading(s: Tensor, k: int) -> Compressed:
+    """The k leading eigenvalues of each end of S [2, N, N], and the mean of the others for each of those.
+
+    Such a spectrum is majorised by the true one, so <.,.>_+ comes out too small and <.,.>_- too large, if anything,
+    by at most ``leading_error``. Measured for Euclidean distances of unit vectors, N = 2048, E = 64, k = 8: 2 % where
+    all directions are alike, 0.02 % where they fall off as 1/i.
     """
     n = s.shape[-1]
-    if 2 * k >= n or (steps + 1) * (k + oversampling) >= n:
+    if not leading_fits(n, k):
         return compress_dense(s)
-    with torch.no_grad():
-        generator = torch.Generator().manual_seed(0)  # a fixed block: the same S gives the same value
-        block = torch.randn(n, k + oversampling, generator=generator).to(s).expand(len(s), -1, -1)
-        blocks = [torch.linalg.qr(block).Q]
-        for _ in range(steps):
-            blocks.append(torch.linalg.qr(s @ blocks[-1]).Q)
-        basis = torch.linalg.qr(torch.cat(blocks, -1)).Q
-        _, ritz = eigh(basis.mT @ s @ basis)
-        ends = basis @ torch.cat([ritz[..., :k], ritz[..., -k:]], -1)  # [2, N, 2k]
-    core = ends.mT @ s @ ends
+    _, ends = leading_ends(s, k)
+    core = ends.mT @ s @ ends  # S changes its leading eigenvalues by v^T dS v; the vectors are constants
     traces = s.diagonal(dim1=-2, dim2=-1).sum(-1) - core.diagonal(dim1=-2, dim2=-1).sum(-1)
     return Compressed(core, traces / (n - 2 * k), n)
+
+
+class _EuclideanEnds(torch.autograd.Function):
+    """``leading_ends`` of the Euclidean distances within both sets [2, N, E], without a graph over N² entries.
+
+    The gradient of Σ_ij G_ij |z_i - z_j| with G = V diag(g) V^T is 2 Σ_j W_ij (z_i - z_j), W_ij = G_ij / |z_i - z_j|.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, k: int) -> Tensor:
+        z = z - z.mean(-2, keepdim=True)  # distances do not change, digits do
+        squares = (z * z).sum(-1, keepdim=True)
+        ones = torch.ones_like(squares)
+        s = torch.cat([-2 * z, squares, ones], -1) @ torch.cat([z, ones, squares], -1).mT
+        s.clamp_min_(0).sqrt_().diagonal(dim1=-2, dim2=-1).zero_()
+        values, vectors = leading_ends(s, k)
+        ctx.save_for_backward(z, s, vectors)
+        return values
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        z, s, vectors = ctx.saved_tensors
+        weights = (vectors * grad[:, None, :]) @ vectors.mT
+        weights.div_(s).masked_fill_(s == 0, 0)  # a distance of 0 has gradient 0
+        moved = weights @ torch.cat([z, torch.ones_like(z[..., :1])], -1)
+        return 2 * (moved[..., -1:] * z - moved[..., :-1]), None
+
+
+def compress_euclidean(z: Tensor, k: int) -> Compressed:
+    """``compress_leading`` of the Euclidean distances within both sets z [2, N, E], in a third of its time."""
+    n = z.shape[-2]
+    values: Tensor = _EuclideanEnds.apply(z, k)  # type: ignore[no-untyped-call]
+    return Compressed(torch.diag_embed(values), -values.sum(-1) / (n - 2 * k), n)
 
 
 def leading_error(s: Tensor, pair: Compressed) -> Tensor:
