@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from setwise.kernels import eigh as module
-from setwise.kernels.eigh import LANES, LARGEST, MAX_SWEEPS, SHIFT, SORT, TOLERANCE, Plan, eigh
+from setwise.kernels.eigh import LARGEST, MAX_SWEEPS, SHIFT, SORT, TOLERANCE, Plan, eigh, plan_for
 
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 F = np.float32
@@ -83,7 +83,7 @@ def fma(a: np.ndarray, b: np.ndarray, c: np.ndarray | float) -> np.ndarray:
 def twin(a: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
     """Eigenvalues, eigenvectors and the number of sweeps, as jacobi.cu computes them."""
     n = len(a)
-    plan = Plan(n, LANES)
+    plan = plan_for(n)
     largest = np.abs(a).max()
     scale = F(2.0 ** -np.floor(np.log2(largest))) if largest > 0 else F(1)
     a = a * scale
@@ -91,8 +91,9 @@ def twin(a: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
     shift = F(SHIFT * np.sqrt(np.sqrt((square * square).sum(dtype=F)))) if largest > 0 else F(1)
     b = np.zeros((plan.columns, n), F)  # row p: the column at position p
     b[:n] = a + shift * np.eye(n, dtype=F)
-    long_left, met = True, 0
-    for sweep in range(1, MAX_SWEEPS + 1):
+    long_left, met, sweeps = True, 0, 0
+    while sweeps < MAX_SWEEPS:
+        sweeps += 1
         squares = (b * b).sum(1, dtype=F)
         cosine2, sine = F(0), F(0)
         for round_ in range(plan.rounds):
@@ -125,7 +126,7 @@ def twin(a: np.ndarray) -> tuple[np.ndarray, np.ndarray, int]:
     w = (w / np.sqrt((w * w).sum(1, dtype=F))[:, None]).T
     values = ((a @ w) * w).sum(0, dtype=F)
     order = np.argsort(values, kind="stable")
-    return values[order] / scale, w[:, order], sweep
+    return values[order] / scale, w[:, order], sweeps
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 17, 33, 65])
@@ -153,7 +154,7 @@ def test_identity_takes_one_sweep_and_stays_exact() -> None:
 @pytest.mark.parametrize("n", range(1, LARGEST + 1))
 def test_every_pair_meets_in_a_sweep(n: int) -> None:
     """Two sweeps of the plain exchange, whichever round they start with."""
-    plan = Plan(n, LANES)
+    plan = plan_for(n)
     for start in (0, 1):
         order = np.arange(plan.columns)
         for sweep in range(2):
@@ -200,7 +201,6 @@ def test_plans_fit_a_thread_block(n: int, lanes: int) -> None:
     plan = Plan(n, lanes)
     rows = lanes * (4 * plan.vectors + plan.scalars)
     assert rows >= n
-    assert plan.scalars < 4 or lanes * 4 > n
     assert plan.stride % 4 == 0
     assert plan.stride > max(rows, 4 * -(-n // 4))  # the length of the column has a word of its own
     assert plan.threads % 32 == 0

@@ -1,0 +1,281 @@
+"""What QARe adds to a training iteration, against the paper's dense way, in one run: the paper's Figure 3."""
+
+from __future__ import annotations
+
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from setwise.encoders.resnet import CifarResNet, projection_head
+from setwise.losses.functional import qare
+from setwise.losses.modules import InfoNCE, QARe, SetContrastive
+
+DIMENSIONS = 64
+BETA = 0.5
+LARGEST_DENSE = 4096  # the paper's way takes minutes beyond
+
+
+def dense_qare(z_a: Tensor, z_b: Tensor) -> Tensor:
+    """Algorithm 2 as the paper writes it: eigenvalues of both N×N matrices, differentiated by the library."""
+    eigenvalues = [torch.linalg.eigvalsh(1 + normalize(z) @ normalize(z).mT) for z in (z_a, z_b)]
+    return torch.dot(*eigenvalues) / len(z_a) ** 2
+
+
+def dense_euclidean_qare(z_a: Tensor, z_b: Tensor) -> Tensor:
+    """Algorithm 1 in the same way."""
+    up, down = (torch.linalg.eigvalsh(torch.cdist(z, z)) for z in (z_a, z_b))
+    return -torch.dot(up, down.flip(0)) / len(z_a) ** 2
+
+
+class Step:
+    """One training iteration at batch size N, captured in a CUDA graph where there is a GPU."""
+
+    def __init__(self, loss: nn.Module, n: int, *, encoder: str, device: torch.device) -> None:
+        torch.manual_seed(0)
+        body: nn.Module = CifarResNet(32) if encoder == "resnet32" else nn.Identity()
+        self.model = nn.Sequential(body, projection_head(out=DIMENSIONS)).to(device)
+        shape = (2 * n, 3, 32, 32) if encoder == "resnet32" else (2 * n, 64)
+        self.inputs = torch.randn(shape, device=device)
+        if encoder == "resnet32":
+            self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            self.inputs = self.inputs.contiguous(memory_format=torch.channels_last)
+        self.loss, self.n, self.device = loss, n, device
+        on_gpu = device.type == "cuda"
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3, capturable=on_gpu, fused=on_gpu)
+
+    def __call__(self) -> None:
+        """Forward, loss, backward, update; bf16 in the encoder on a GPU."""
+        self.optimizer.zero_grad()
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
+            z = self.model(self.inputs)
+        self.loss(z[: self.n], z[self.n :]).backward()
+        self.optimizer.step()
+
+
+def captured(run: Callable[[], object]) -> Callable[[], None]:
+    """``run`` as the replay of a CUDA graph. Fails if anything in it waits for the device."""
+    stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            run()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    return graph.replay
+
+
+def milliseconds(runs: dict[str, Callable[[], object]], device: torch.device, seconds: float) -> dict[str, float]:
+    """Median time of each, taking turns for about ``seconds`` in all, after one turn to warm up."""
+    found: dict[str, list[float]] = {name: [] for name in runs}
+    deadline = None
+    while deadline is None or time.perf_counter() < deadline:
+        for name, run in runs.items():
+            if device.type == "cuda":
+                event: Any = torch.cuda.Event
+                start, end = event(enable_timing=True), event(enable_timing=True)
+                torch.cuda.synchronize()
+                start.record()
+                run()
+                end.record()
+                end.synchronize()
+                found[name].append(start.elapsed_time(end))
+            else:
+                began = time.perf_counter()
+                run()
+                found[name].append(1e3 * (time.perf_counter() - began))
+        if deadline is None:
+            deadline = time.perf_counter() + seconds
+            found = {name: times if sum(times) > 1e3 * seconds else [] for name, times in found.items()}
+    return {name: statistics.median(times) for name, times in found.items()}
+
+
+def peak_bytes(run: Callable[[], object], device: torch.device) -> int:
+    """The most memory held while ``run`` runs: by tensors on a GPU, resident otherwise (Linux)."""
+    run()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        run()
+        return torch.cuda.max_memory_allocated()
+    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts again from here
+    run()
+    (line,) = (x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("VmHWM"))
+    return 1024 * int(line.split()[1])
+
+
+@dataclass
+class Row:
+    """One batch size: milliseconds of an iteration and its peak bytes, plain and with QARe ours and the dense way."""
+
+    n: int
+    plain_ms: float
+    qare_ms: float
+    dense_term_ms: float | None
+    plain_bytes: int
+    qare_bytes: int
+    dense_bytes: int | None
+
+    @property
+    def added(self) -> float:
+        """Milliseconds that QARe adds."""
+        return self.qare_ms - self.plain_ms
+
+
+def embeddings(n: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Two noisy views of random items, [n, 64], leaves."""
+    generator = torch.Generator(device).manual_seed(0)
+    z = torch.randn(n, DIMENSIONS, generator=generator, device=device)
+    other = z + 0.5 * torch.randn(n, DIMENSIONS, generator=generator, device=device)
+    return z.requires_grad_(), other.requires_grad_()
+
+
+def term(loss: Callable[[Tensor, Tensor], Tensor], n: int, device: torch.device) -> Callable[[], object]:
+    """Forward and backward of ``loss`` alone."""
+    z_a, z_b = embeddings(n, device)
+    return lambda: torch.autograd.grad(loss(z_a, z_b), (z_a, z_b))
+
+
+def iteration_row(n: int, *, encoder: str, device: torch.device, seconds: float) -> Row:
+    """Measure one batch size."""
+    plain = Step(InfoNCE(), n, encoder=encoder, device=device)
+    ours = Step(SetContrastive(InfoNCE(), BETA), n, encoder=encoder, device=device)
+    on_gpu = device.type == "cuda"
+    runs: dict[str, Callable[[], object]] = {
+        "plain": captured(plain) if on_gpu else plain,
+        "qare": captured(ours) if on_gpu else ours,
+    }
+    times = milliseconds(runs, device, seconds)
+    # The library's eigen-solver cannot be captured: the dense term is timed alone, forward and backward.
+    dense = n <= LARGEST_DENSE
+    dense_ms = milliseconds({"dense": term(dense_qare, n, device)}, device, 0)["dense"] if dense else None
+    del runs
+    plain_bytes, ours_bytes = peak_bytes(plain, device), peak_bytes(ours, device)
+    dense_bytes = None
+    if dense:
+
+        class Dense(nn.Module):
+            def forward(self, z_a: Tensor, z_b: Tensor) -> Tensor:
+                return dense_qare(z_a.float(), z_b.float())
+
+        del ours
+        step = Step(SetContrastive(InfoNCE(), BETA, Dense()), n, encoder=encoder, device=device)
+        dense_bytes = peak_bytes(step, device)
+    return Row(n, times["plain"], times["qare"], dense_ms, plain_bytes, ours_bytes, dense_bytes)
+
+
+def single_terms(device: torch.device, seconds: float) -> dict[str, Any]:
+    """QARe alone, forward and backward: against the dense way at N = 2048, and at a million items on a GPU."""
+    n = 2048
+    runs = {
+        "lowrank": term(QARe(), n, device),
+        "euclidean_top8": term(QARe(similarity="euclidean", spectrum="topk", k=8), n, device),
+    }
+    times = milliseconds(runs, device, seconds)
+    times |= milliseconds({"dense": term(dense_qare, n, device)}, device, 0)
+    times |= milliseconds({"euclidean_dense": term(dense_euclidean_qare, n, device)}, device, 0)
+    z_a, z_b = (z.detach() for z in embeddings(n, device))
+    exact = qare(z_a.double(), z_b.double(), similarity="euclidean").item()
+    leading = qare(z_a, z_b, similarity="euclidean", spectrum="topk", k=8).item()
+    result: dict[str, Any] = {"n": n, "ms": times, "euclidean_top8_relative_error": abs(leading / exact - 1)}
+    if device.type == "cuda":
+        million = 2**20
+        result["million"] = {"n": million, "ms": milliseconds({"x": term(QARe(), million, device)}, device, 1)["x"]}
+        z_a, z_b = (z.detach() for z in embeddings(million, device))
+        error = abs(qare(z_a, z_b).item() / qare(z_a.double(), z_b.double()).item() - 1)
+        result["million"]["relative_error"] = error
+    return result
+
+
+def run(*, sizes: Sequence[int], device: torch.device, encoder: str, out: Path, seconds: float = 2.0) -> dict[str, Any]:
+    """Measure, show a table, write ``out``/bench-qare.json and the plot beside it."""
+    if device.type == "cpu":
+        torch.set_num_threads(1)
+    console = Console()
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU, one thread"
+    rows = []
+    for n in sizes:
+        console.print(f"N = {n} ...", end="\r")
+        rows.append(iteration_row(n, encoder=encoder, device=device, seconds=seconds))
+    singles = single_terms(device, seconds)
+    record = {
+        "what": "bench qare",
+        "device": name,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "encoder": encoder,
+        "dimensions": DIMENSIONS,
+        "rows": [asdict(row) for row in rows],
+        "terms": singles,
+    }
+    table = Table(title=f"an iteration of InfoNCE ({encoder}) with and without QARe, {name}, torch {torch.__version__}")
+    for column in ("N", "iteration", "QARe adds", "", "dense adds", "", "memory", "dense memory"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        dense = row.dense_term_ms
+        table.add_row(
+            str(row.n),
+            f"{row.plain_ms:.3f} ms",
+            f"{row.added:.3f} ms",
+            f"{row.added / row.plain_ms:.1%}",
+            "-" if dense is None else f"{dense:.2f} ms",
+            "-" if dense is None else f"{dense / row.plain_ms:.1%}",
+            f"{row.qare_bytes / row.plain_bytes - 1:+.3%}",
+            "-" if row.dense_bytes is None else f"{row.dense_bytes / row.plain_bytes - 1:+.2%}",
+        )
+    console.print(table)
+    ms = singles["ms"]
+    console.print(
+        f"QARe alone, forward + backward, N = {singles['n']}: {ms['lowrank']:.3f} ms exact, {ms['dense']:.1f} ms dense "
+        f"({ms['dense'] / ms['lowrank']:.0f}x); Euclidean {ms['euclidean_top8']:.2f} ms with 8 leading eigenvalues of "
+        f"each end, {ms['euclidean_dense']:.1f} ms dense ({ms['euclidean_dense'] / ms['euclidean_top8']:.0f}x), "
+        f"relative error {singles['euclidean_top8_relative_error']:.1e}"
+    )
+    if "million" in singles:
+        million = singles["million"]
+        console.print(
+            f"exact QARe of {million['n']:,} items: {million['ms']:.2f} ms forward + backward, relative error "
+            f"{million['relative_error']:.1e}"
+        )
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "bench-qare.json").write_text(json.dumps(record, indent=1) + "\n")
+    _draw(out / "bench-qare.png", rows, f"{name}, {encoder}")
+    console.print(f"written to {out / 'bench-qare.json'} and {out / 'bench-qare.png'}")
+    return record
+
+
+def _draw(path: Path, rows: list[Row], title: str) -> None:
+    try:
+        import matplotlib as mpl
+    except ImportError:
+        Console().print("no plot: matplotlib is not installed (pip install 'setwise[plots]')")
+        return
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
+    n = [row.n for row in rows]
+    dense = [(row.n, row.plain_ms + row.dense_term_ms) for row in rows if row.dense_term_ms is not None]
+    if dense:
+        axis.plot(*zip(*dense, strict=True), "s--", color="#c44e52", label="InfoNCE + QARe, dense eigenvalues")
+    axis.plot(n, [row.qare_ms for row in rows], "o-", color="#4c72b0", label="InfoNCE + QARe, setwise")
+    axis.plot(n, [row.plain_ms for row in rows], "k.:", label="InfoNCE")
+    axis.set(xscale="log", yscale="log", xlabel="batch size N", ylabel="iteration, ms", title=title)
+    axis.set_xticks(n, [str(x) for x in n])
+    axis.minorticks_off()
+    axis.grid(alpha=0.3)
+    axis.legend()
+    figure.savefig(path, dpi=120)
+    plt.close(figure)

@@ -1,0 +1,1 @@
+"""Encoders of the paper: images in, features out."""

@@ -1,0 +1,90 @@
+"""On a GPU: the same numbers as on the CPU, no wait for the device, and capture in a CUDA graph."""
+
+import pytest
+import torch
+
+import setwise as sw
+
+pytestmark = pytest.mark.gpu
+
+LOSSES = {
+    "infonce": sw.InfoNCE(),
+    "infonce-euclidean-symmetric": sw.InfoNCE(similarity="euclidean", symmetric=True),
+    "nt-xent": sw.NTXent(),
+    "nt-xent-log-mean-sqeuclidean": sw.NTXent(reduction="log-mean", similarity="sqeuclidean"),
+    "nt-xent-blocks": sw.NTXent(block_size=50),
+    "sparse-clr": sw.SparseCLR(),
+    "triplet": sw.TripletMargin(),
+    "nt-logistic": sw.NTLogistic(),
+    "qare": sw.QARe(),
+    "qare-gap": sw.QARe(reference="truth"),
+    "qare-best": sw.QARe(bound="best"),
+    "qare-released": sw.QARe(clamp=1e-8, normalization="n(n-1)"),
+    "set": sw.SetContrastive(sw.NTXent(), beta=0.5),
+    "released/simclr-qare": sw.presets("released/simclr-qare", beta=0.5),
+}
+WAITING = {
+    "one-to-one": sw.AssignmentLoss(mining="one-to-one"),
+    "sinkhorn": sw.AssignmentLoss(mining="one-to-one", smoothing="sinkhorn"),
+    "sparsemap": sw.AssignmentLoss(mining="one-to-one", smoothing="sparsemap"),
+    "qare-euclidean": sw.QARe(similarity="euclidean", bound="best"),
+    "qare-euclidean-topk": sw.QARe(similarity="euclidean", spectrum="topk", k=4),
+    "qare-sqeuclidean": sw.QARe(similarity="sqeuclidean"),
+}
+
+
+def embeddings(views, n: int = 128) -> tuple[torch.Tensor, torch.Tensor]:
+    return tuple(z.detach().float().cuda().requires_grad_() for z in views(n, 64))
+
+
+@pytest.mark.parametrize("name", [*LOSSES, *WAITING])
+def test_same_value_and_gradient_as_float64_on_the_cpu(views, name):
+    loss = (LOSSES | WAITING)[name]
+    here = embeddings(views)
+    there = [z.detach().cpu().double().requires_grad_() for z in here]
+    value, expected = loss(*here), loss(*there)
+    torch.testing.assert_close(value.cpu().double(), expected, rtol=3e-5, atol=1e-5)
+    for got, want in zip(torch.autograd.grad(value, here), torch.autograd.grad(expected, there), strict=True):
+        error = (got.cpu().double() - want).norm() / want.norm()
+        assert error < (2e-3 if "euclidean" in name or name == "triplet" else 2e-4), error
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_nothing_waits_for_the_device_and_a_graph_replays_on_new_data(views, name):
+    loss = LOSSES[name]
+    z_a, z_b = embeddings(views)
+
+    def step() -> tuple[torch.Tensor, ...]:
+        value = loss(z_a, z_b)
+        return value.detach(), *torch.autograd.grad(value, (z_a, z_b))
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    with torch.no_grad():
+        for z in (z_a, z_b):
+            z.copy_(torch.randn_like(z) + z.flip(0))
+    graph.replay()
+    for got, want in zip(captured, step(), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_autocast_changes_nothing(views, name):
+    z_a, z_b = embeddings(views)
+    plain = LOSSES[name](z_a, z_b)
+    with torch.autocast("cuda", torch.bfloat16):
+        torch.testing.assert_close(LOSSES[name](z_a, z_b), plain)
+    half = LOSSES[name](z_a.bfloat16(), z_b.bfloat16())
+    assert half.dtype == torch.float32
+    torch.testing.assert_close(half, plain, rtol=0.05, atol=0.05)
