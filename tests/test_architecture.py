@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "setwise"
-ROOMS = ["checks", "similarity", "kernels", "assignment", "losses", "encoders", "demo", "bench", "cli"]
+ROOMS = ["checks", "kernels", "similarity", "assignment", "losses", "encoders", "demo", "bench", "cli"]
 OPTIONAL = {"matplotlib", "sklearn", "h5py", "tensorboard", "rich", "tyro"}
 FILES = sorted(SOURCE.rglob("*.py"))
 

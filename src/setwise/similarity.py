@@ -13,12 +13,14 @@ Euclidean measures never normalise by themselves; cosine does.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from setwise.checks import check_option
+from setwise.kernels.rows import unit_rows, unit_rows_backward
 
 Similarity = Literal["cosine", "euclidean", "sqeuclidean"]
 SIMILARITIES: tuple[Similarity, ...] = ("cosine", "euclidean", "sqeuclidean")
@@ -39,16 +41,28 @@ def full_precision(z: Tensor) -> Tensor:
     return z if z.dtype == torch.float64 else z.float()
 
 
-def normalize(z: Tensor) -> Tensor:
-    """Rows of unit length, [..., E]; a zero row stays zero and has gradient zero.
+class _UnitRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, append: float | None) -> Tensor:
+        out, lengths = unit_rows(z, append)
+        ctx.save_for_backward(out, lengths)
+        ctx.width = z.shape[-1]
+        return out
 
-    Rows are divided by their largest entry first, so that no square over- or underflows: the direction does
-    not depend on scale, hence neither do value and gradient on the (constant) divisor.
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        out, lengths = ctx.saved_tensors
+        return unit_rows_backward(grad, out, lengths, ctx.width), None
+
+
+def normalize(z: Tensor, *, append: float | None = None) -> Tensor:
+    """Rows of unit length, [..., E]; a zero row stays zero and has gradient zero, at any scale.
+
+    ``append`` puts a constant after each row: [..., E + 1].
     """
-    largest = z.detach().abs().amax(-1, keepdim=True)
-    z = z / torch.where(largest > 0, largest, 1)
-    length = torch.linalg.vector_norm(z, dim=-1, keepdim=True)  # in [1, sqrt(E)], or 0, where its gradient is 0
-    return z * torch.where(length > 0, 1 / torch.where(length > 0, length, 1), 0)
+    unit: Tensor = _UnitRows.apply(z, append)  # type: ignore[no-untyped-call]
+    return unit
 
 
 def prepare(*z: Tensor, similarity: Similarity) -> tuple[Tensor, ...]:
@@ -122,10 +136,10 @@ def intra_factor(z: Tensor, *, similarity: Similarity = "cosine", shift: float =
     """
     if similarity == "euclidean":
         return None
+    if similarity == "cosine" and shift >= 0:
+        return Factor(normalize(full_precision(z), append=shift**0.5 if shift else None), None)
     (x,) = prepare(z, similarity=similarity)
     ones = torch.ones_like(x[..., :1])
-    if similarity == "cosine" and shift >= 0:
-        return Factor(torch.cat([x, shift**0.5 * ones], -1) if shift else x, None)
     if similarity == "cosine":
         diagonal = torch.ones(x.shape[-1] + 1, dtype=x.dtype, device=x.device)
         diagonal[-1] = shift

@@ -34,7 +34,7 @@ WAITING = {
 
 
 def embeddings(views, n: int = 128) -> tuple[torch.Tensor, torch.Tensor]:
-    return tuple(z.detach().float().cuda().requires_grad_() for z in views(n, 64))
+    return tuple(z.detach().float().cuda().requires_grad_() for z in views(n, 64, noise=3.0))
 
 
 @pytest.mark.parametrize("name", [*LOSSES, *WAITING])
@@ -49,6 +49,7 @@ def test_same_value_and_gradient_as_float64_on_the_cpu(views, name):
         assert error < (2e-3 if "euclidean" in name or name == "triplet" else 2e-4), error
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature")
 @pytest.mark.parametrize("name", LOSSES)
 def test_nothing_waits_for_the_device_and_a_graph_replays_on_new_data(views, name):
     loss = LOSSES[name]
@@ -62,8 +63,8 @@ def test_nothing_waits_for_the_device_and_a_graph_replays_on_new_data(views, nam
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         step()
-        torch.cuda.set_sync_debug_mode("error")
         try:
+            torch.cuda.set_sync_debug_mode("error")
             step()
         finally:
             torch.cuda.set_sync_debug_mode("default")
@@ -77,6 +78,23 @@ def test_nothing_waits_for_the_device_and_a_graph_replays_on_new_data(views, nam
     graph.replay()
     for got, want in zip(captured, step(), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("n", [20, 9000])
+def test_many_and_few_items(views, n):
+    here = embeddings(views, n)
+    there = [z.detach().cpu().double().requires_grad_() for z in here]
+    value, expected = sw.QARe()(*here), sw.QARe()(*there)
+    torch.testing.assert_close(value.cpu().double(), expected, rtol=1e-5, atol=0)
+    for got, want in zip(torch.autograd.grad(value, here), torch.autograd.grad(expected, there), strict=True):
+        assert (got.cpu().double() - want).norm() / want.norm() < 1e-4
+
+
+def test_nan_is_not_hidden(views):
+    z_a, z_b = embeddings(views)
+    z_a.data[3, 5] = float("nan")
+    for loss in (sw.QARe(), sw.NTXent(), sw.SetContrastive(sw.InfoNCE(similarity="euclidean"))):
+        assert loss(z_a, z_b).isnan()
 
 
 @pytest.mark.parametrize("name", LOSSES)

@@ -25,6 +25,7 @@ from torch.autograd.function import once_differentiable
 
 from setwise.checks import check_like, check_option, check_symmetric
 from setwise.kernels.eigh import eigh
+from setwise.kernels.rows import meeting
 from setwise.similarity import Factor, full_precision
 
 Bound = Literal["eigenvalue", "projection", "best"]
@@ -47,6 +48,33 @@ def compress_dense(s: Tensor) -> Compressed:
     return Compressed(s, s.new_zeros(2), s.shape[-1])
 
 
+GRAM_CHUNK = 4096  # rows multiplied at a time: a GPU has work for all its cores, and sums stay short
+
+
+class _Gram(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor) -> Tensor:
+        ctx.save_for_backward(rows)
+        count, r = rows.shape[-2] // GRAM_CHUNK, rows.shape[-1]
+        chunks = rows[..., : count * GRAM_CHUNK, :].reshape(*rows.shape[:-2], count, GRAM_CHUNK, r)
+        tail = rows[..., count * GRAM_CHUNK :, :]
+        product: Tensor = tail.mT @ tail
+        return product + (chunks.mT @ chunks).sum(-3) if count else product
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (rows,) = ctx.saved_tensors
+        product: Tensor = rows @ (grad + grad.mT)
+        return product
+
+
+def gram(rows: Tensor) -> Tensor:
+    """F^T F of F [..., N, r], [..., r, r]; its backward is one product."""
+    product: Tensor = _Gram.apply(rows)  # type: ignore[no-untyped-call]
+    return product
+
+
 def compress_factor(factor: Factor, size: int) -> Compressed:
     """S = F C F^T with F [2, N, r] through r dimensions: exact, O(N r²). ``size`` <= N counts eigenvalues.
 
@@ -55,7 +83,7 @@ def compress_factor(factor: Factor, size: int) -> Compressed:
     """
     rows, middle = factor
     if middle is None:
-        return Compressed(rows.mT @ rows, rows.new_zeros(2), size)
+        return Compressed(gram(rows), rows.new_zeros(2), size)
     basis = torch.linalg.qr(rows.detach()).Q
     small = basis.mT @ rows
     return Compressed(small @ middle @ small.mT, rows.new_zeros(2), size)
@@ -156,25 +184,14 @@ class _OrderedDot(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, core: Tensor, rest: Tensor, size: int, largest: bool) -> Tensor:
-        r = core.shape[-1]
         if ctx.needs_input_grad[0] or core.is_cuda:  # there, only our own solver runs without a host sync
             values, vectors = eigh(core)  # ascending, [2, r] and [2, r, r]
         else:
             values, vectors = torch.linalg.eigvalsh(core), None
-        # The repeated value takes its place among the others. No more than r copies of it can meet anything but
-        # each other, so r (or what there is) are sorted in and the remaining pairs added at once.
-        copies = min(size - r, r)
-        places = torch.arange(r, device=core.device) + copies * (values >= rest[:, None])
-        ascending = rest[:, None].repeat(1, r + copies).scatter_(1, places, values)
-        opposite = ascending.flip(0)  # what each set's values meet
-        if not largest:
-            opposite = opposite.flip(1)
-        beyond = size - r - copies
+        met, rest_met, value = meeting(values, rest, size, largest)
         if vectors is not None:
-            met = opposite.gather(1, places)  # [2, r]
-            rest_met = opposite.sum(1) - met.sum(1) + beyond * rest.flip(0)
             ctx.save_for_backward((vectors * met[:, None, :]) @ vectors.mT, rest_met)
-        return (ascending[0] * opposite[0]).sum() + beyond * rest.prod()
+        return value
 
     @staticmethod
     @once_differentiable
@@ -207,7 +224,7 @@ def ordered_row_sums(sums: Tensor, *, largest: bool) -> Tensor:
     """The projection bound's other terms, (2/N) <r(A), r(B)>_± - s(A) s(B) / N², from row sums [2, N]."""
     n = sums.shape[-1]
     first, second = sums.sort(-1).values
-    return 2 / n * torch.dot(first, second if largest else second.flip(0)) - sums.sum(-1).prod() / n**2
+    return 2 / n * torch.dot(first, second if largest else second.flip(0)) - sums[0].sum() * sums[1].sum() / n**2
 
 
 def spectral_bounds(a: Tensor, b: Tensor, *, bound: Bound = "eigenvalue") -> tuple[Tensor, Tensor]:

@@ -7,16 +7,14 @@ kernel for them here (jacobi.cu, compiled at run time) and the library everywher
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from setwise.checks import check_square
+from setwise.kernels.nvrtc import compile_kernel, or_none, usable
 
 LARGEST = 128  # rows; the kernel then takes 139 KB of shared memory, which data centre GPUs since the A100 have
 
@@ -80,9 +78,9 @@ class Plan:
         """Dynamic shared memory of a thread block: the matrix, and as much for its columns on their way."""
         return 2 * 4 * self.stride * self.columns
 
-    def source(self) -> str:
-        """The text of the kernel, with this plan's sizes as constants."""
-        constants = {
+    def constants(self) -> dict[str, object]:
+        """What the text of the kernel expects to be defined before it."""
+        return {
             "N": self.n,
             "LANES": self.lanes,
             "COLUMNS": self.columns,
@@ -97,8 +95,6 @@ class Plan:
             "SORT2": f"{SORT**2:.9e}f",
             "SHIFT": f"{SHIFT:.9e}f",
         }
-        defines = "".join(f"#define {name} {value}\n" for name, value in constants.items())
-        return defines + resources.files("setwise.kernels").joinpath("jacobi.cu").read_text()
 
 
 def plan_for(n: int) -> Plan:
@@ -111,10 +107,7 @@ class Jacobi:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        # Private in torch 2.11 and 2.13, and the only way to NVRTC without a build step; hence Any.
-        compile_kernel: Any = torch.cuda._compile_kernel
-        self.kernel = compile_kernel(plan.source(), "jacobi")
-        self.kernel.set_shared_memory_config(plan.shared_bytes)
+        self.kernel = compile_kernel("jacobi.cu", "jacobi", plan.constants(), plan.shared_bytes)
 
     def __call__(self, a: Tensor) -> tuple[Tensor, Tensor]:
         """Decompose ``a`` [B, n, n], float32 and contiguous, on the current stream of its device."""
@@ -132,22 +125,9 @@ class Jacobi:
 @cache
 def _kernel(n: int, device: torch.device) -> Jacobi | None:
     """The kernel for n x n matrices on ``device``, None where it cannot be had; says so once."""
-    if torch.cuda.is_current_stream_capturing():
-        raise RuntimeError(
-            f"expected eigh to have been called for n = {n} on {device} before the capture of a CUDA graph, "
-            "since a kernel cannot be compiled within one; run one step outside of the capture first"
-        )
-    try:
-        with torch.cuda.device(device):
-            return Jacobi(plan_for(n))
-    except (AttributeError, OSError, RuntimeError) as error:  # an older torch, no NVRTC, an unknown device
-        warnings.warn(
-            f"torch.linalg.eigh takes the place of the eigenvalue kernel for n = {n} on {device}: it waits for "
-            f"the device and cannot be captured in a CUDA graph. The kernel did not compile: {error}",
-            RuntimeWarning,
-            stacklevel=3,
-        )
-        return None
+    what = f"the eigenvalue kernel for n = {n}"
+    instead = "torch.linalg.eigh, which waits for the device and cannot be captured in a CUDA graph,"
+    return or_none(lambda: Jacobi(plan_for(n)), what, instead, device)
 
 
 def eigh(a: Tensor) -> tuple[Tensor, Tensor]:
@@ -170,7 +150,7 @@ def eigh(a: Tensor) -> tuple[Tensor, Tensor]:
         raise ValueError(f"expected a in float32 or float64, got {a.dtype}; convert it with .float()")
     a = a.detach()
     n = a.shape[-1]
-    if a.is_cuda and torch.version.hip is None and a.dtype == torch.float32 and n <= LARGEST:
+    if usable(a) and n <= LARGEST:
         kernel = _kernel(n, a.device)
         if kernel is not None:
             with torch.cuda.device(a.device):

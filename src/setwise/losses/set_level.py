@@ -23,6 +23,7 @@ from setwise.assignment.spectrum import (
     compress_euclidean,
     compress_factor,
     compress_leading,
+    gram,
     leading_fits,
     ordered_dot,
     ordered_row_sums,
@@ -165,7 +166,7 @@ def _gram_term(rows: Tensor, n: int, reference: str, peers: Peers) -> Tensor:
 
     Where N < r the Gram matrices have r - N zero eigenvalues too many; being the smallest of both, they meet.
     """
-    grams = rows.mT @ rows
+    grams = gram(rows)
     if reference == "truth":
         grams = torch.cat([grams, (rows[0].mT @ rows[1])[None]])
     grams = peers.total(grams)
