@@ -248,7 +248,7 @@ class SetContrastive(nn.Module):
 
         On a GPU the two parts run side by side: QARe's eigenvalues keep two of its many cores busy.
         """
-        if z_a.is_cuda and not torch.compiler.is_compiling():
+        if isinstance(z_a, Tensor) and z_a.is_cuda and not torch.compiler.is_compiling():
             here, side = torch.cuda.current_stream(z_a.device), _side_stream(z_a.device)
             side.wait_stream(here)
             with torch.cuda.stream(side):
