@@ -1,5 +1,6 @@
 """The command line, as a person would call it."""
 
+import json
 import subprocess
 import sys
 
@@ -29,3 +30,13 @@ def test_an_unknown_command_fails_clearly():
     run = subprocess.run([sys.executable, "-m", "setwise.cli", "dmo"], capture_output=True, text=True)
     assert run.returncode != 0
     assert "demo" in run.stdout + run.stderr
+
+
+def test_bench_qare_measures_and_draws(tmp_path):
+    main(["bench", "qare", "--device", "cpu", "--sizes", "16", "96", "--seconds", "0.05", "--out", str(tmp_path)])
+    record = json.loads((tmp_path / "bench-qare.json").read_text())
+    assert [row["n"] for row in record["rows"]] == [16, 96]
+    assert all(row["plain_ms"] > 0 and row["dense_term_ms"] > 0 for row in record["rows"])
+    assert record["terms"]["ms"]["dense"] > 20 * record["terms"]["ms"]["lowrank"]
+    assert record["terms"]["euclidean_top8_relative_error"] < 0.05
+    assert (tmp_path / "bench-qare.png").read_bytes().startswith(b"\x89PNG")

@@ -77,8 +77,8 @@ def captured(run: Callable[[], object]) -> Callable[[], None]:
     return graph.replay
 
 
-def milliseconds(runs: dict[str, Callable[[], object]], device: torch.device, seconds: float) -> dict[str, float]:
-    """Median time of each, taking turns for about ``seconds`` in all, after one turn to warm up."""
+def turns(runs: dict[str, Callable[[], object]], device: torch.device, seconds: float) -> dict[str, list[float]]:
+    """Milliseconds of each, taking turns for about ``seconds`` in all, after a turn to warm up (it counts if long)."""
     found: dict[str, list[float]] = {name: [] for name in runs}
     deadline = None
     while deadline is None or time.perf_counter() < deadline:
@@ -98,8 +98,14 @@ def milliseconds(runs: dict[str, Callable[[], object]], device: torch.device, se
                 found[name].append(1e3 * (time.perf_counter() - began))
         if deadline is None:
             deadline = time.perf_counter() + seconds
-            found = {name: times if sum(times) > 1e3 * seconds else [] for name, times in found.items()}
-    return {name: statistics.median(times) for name, times in found.items()}
+            if sum(map(sum, found.values())) < 1e3 * seconds:
+                found = {name: [] for name in runs}
+    return found
+
+
+def milliseconds(run: Callable[[], object], device: torch.device, seconds: float) -> float:
+    """Median time of one."""
+    return statistics.median(turns({"it": run}, device, seconds)["it"])
 
 
 def peak_bytes(run: Callable[[], object], device: torch.device) -> int:
@@ -118,20 +124,21 @@ def peak_bytes(run: Callable[[], object], device: torch.device) -> int:
 
 @dataclass
 class Row:
-    """One batch size: milliseconds of an iteration and its peak bytes, plain and with QARe ours and the dense way."""
+    """One batch size: milliseconds of an iteration and its peak bytes, plain and with QARe ours and the dense way.
+
+    ``added_ms`` is the median difference of iterations next to each other; ``loss_added_ms`` the same for forward and
+    backward of the loss alone, without the encoder's noise; ``dense_term_ms`` is the dense term alone.
+    """
 
     n: int
     plain_ms: float
     qare_ms: float
+    added_ms: float
+    loss_added_ms: float
     dense_term_ms: float | None
     plain_bytes: int
     qare_bytes: int
     dense_bytes: int | None
-
-    @property
-    def added(self) -> float:
-        """Milliseconds that QARe adds."""
-        return self.qare_ms - self.plain_ms
 
 
 def embeddings(n: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -148,20 +155,27 @@ def term(loss: Callable[[Tensor, Tensor], Tensor], n: int, device: torch.device)
     return lambda: torch.autograd.grad(loss(z_a, z_b), (z_a, z_b))
 
 
+def compare(
+    plain: Callable[[], object], more: Callable[[], object], device: torch.device, seconds: float
+) -> tuple[float, float, float]:
+    """Median milliseconds of both, taking turns, and of their differences."""
+    runs: dict[str, Callable[[], object]] = {"plain": plain, "more": more}
+    if device.type == "cuda":
+        runs = {name: captured(run) for name, run in runs.items()}
+    times = turns(runs, device, seconds)
+    differences = [b - a for a, b in zip(times["plain"], times["more"], strict=True)]
+    return statistics.median(times["plain"]), statistics.median(times["more"]), statistics.median(differences)
+
+
 def iteration_row(n: int, *, encoder: str, device: torch.device, seconds: float) -> Row:
     """Measure one batch size."""
     plain = Step(InfoNCE(), n, encoder=encoder, device=device)
     ours = Step(SetContrastive(InfoNCE(), BETA), n, encoder=encoder, device=device)
-    on_gpu = device.type == "cuda"
-    runs: dict[str, Callable[[], object]] = {
-        "plain": captured(plain) if on_gpu else plain,
-        "qare": captured(ours) if on_gpu else ours,
-    }
-    times = milliseconds(runs, device, seconds)
+    plain_ms, qare_ms, added_ms = compare(plain, ours, device, seconds)
+    loss_added_ms = compare(term(plain.loss, n, device), term(ours.loss, n, device), device, seconds)[2]
     # The library's eigen-solver cannot be captured: the dense term is timed alone, forward and backward.
     dense = n <= LARGEST_DENSE
-    dense_ms = milliseconds({"dense": term(dense_qare, n, device)}, device, 0)["dense"] if dense else None
-    del runs
+    dense_ms = milliseconds(term(dense_qare, n, device), device, 0.5) if dense else None
     plain_bytes, ours_bytes = peak_bytes(plain, device), peak_bytes(ours, device)
     dense_bytes = None
     if dense:
@@ -173,26 +187,28 @@ def iteration_row(n: int, *, encoder: str, device: torch.device, seconds: float)
         del ours
         step = Step(SetContrastive(InfoNCE(), BETA, Dense()), n, encoder=encoder, device=device)
         dense_bytes = peak_bytes(step, device)
-    return Row(n, times["plain"], times["qare"], dense_ms, plain_bytes, ours_bytes, dense_bytes)
+    return Row(n, plain_ms, qare_ms, added_ms, loss_added_ms, dense_ms, plain_bytes, ours_bytes, dense_bytes)
 
 
 def single_terms(device: torch.device, seconds: float) -> dict[str, Any]:
     """QARe alone, forward and backward: against the dense way at N = 2048, and at a million items on a GPU."""
     n = 2048
-    runs = {
-        "lowrank": term(QARe(), n, device),
-        "euclidean_top8": term(QARe(similarity="euclidean", spectrum="topk", k=8), n, device),
+    lowrank = term(QARe(), n, device)
+    times = {
+        "lowrank": milliseconds(captured(lowrank) if device.type == "cuda" else lowrank, device, seconds),
+        "dense": milliseconds(term(dense_qare, n, device), device, 0.5),
+        "euclidean_top8": milliseconds(
+            term(QARe(similarity="euclidean", spectrum="topk", k=8), n, device), device, seconds
+        ),
+        "euclidean_dense": milliseconds(term(dense_euclidean_qare, n, device), device, 0.5),
     }
-    times = milliseconds(runs, device, seconds)
-    times |= milliseconds({"dense": term(dense_qare, n, device)}, device, 0)
-    times |= milliseconds({"euclidean_dense": term(dense_euclidean_qare, n, device)}, device, 0)
     z_a, z_b = (z.detach() for z in embeddings(n, device))
     exact = qare(z_a.double(), z_b.double(), similarity="euclidean").item()
     leading = qare(z_a, z_b, similarity="euclidean", spectrum="topk", k=8).item()
     result: dict[str, Any] = {"n": n, "ms": times, "euclidean_top8_relative_error": abs(leading / exact - 1)}
     if device.type == "cuda":
         million = 2**20
-        result["million"] = {"n": million, "ms": milliseconds({"x": term(QARe(), million, device)}, device, 1)["x"]}
+        result["million"] = {"n": million, "ms": milliseconds(term(QARe(), million, device), device, 1)}
         z_a, z_b = (z.detach() for z in embeddings(million, device))
         error = abs(qare(z_a, z_b).item() / qare(z_a.double(), z_b.double()).item() - 1)
         result["million"]["relative_error"] = error
@@ -221,15 +237,16 @@ def run(*, sizes: Sequence[int], device: torch.device, encoder: str, out: Path, 
         "terms": singles,
     }
     table = Table(title=f"an iteration of InfoNCE ({encoder}) with and without QARe, {name}, torch {torch.__version__}")
-    for column in ("N", "iteration", "QARe adds", "", "dense adds", "", "memory", "dense memory"):
+    for column in ("N", "iteration", "QARe adds", "", "to the loss", "dense adds", "", "memory", "dense memory"):
         table.add_column(column, justify="right")
     for row in rows:
         dense = row.dense_term_ms
         table.add_row(
             str(row.n),
             f"{row.plain_ms:.3f} ms",
-            f"{row.added:.3f} ms",
-            f"{row.added / row.plain_ms:.1%}",
+            f"{row.added_ms:.3f} ms",
+            f"{row.added_ms / row.plain_ms:.1%}",
+            f"{row.loss_added_ms:.3f} ms",
             "-" if dense is None else f"{dense:.2f} ms",
             "-" if dense is None else f"{dense / row.plain_ms:.1%}",
             f"{row.qare_bytes / row.plain_bytes - 1:+.3%}",

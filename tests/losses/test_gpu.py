@@ -11,7 +11,7 @@ LOSSES = {
     "infonce": sw.InfoNCE(),
     "infonce-euclidean-symmetric": sw.InfoNCE(similarity="euclidean", symmetric=True),
     "nt-xent": sw.NTXent(),
-    "nt-xent-log-mean-sqeuclidean": sw.NTXent(reduction="log-mean", similarity="sqeuclidean"),
+    "nt-xent-log-mean-sqeuclidean": sw.NTXent(reduction="log-mean", similarity="sqeuclidean", temperature=50.0),
     "nt-xent-blocks": sw.NTXent(block_size=50),
     "sparse-clr": sw.SparseCLR(),
     "triplet": sw.TripletMargin(),

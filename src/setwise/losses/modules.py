@@ -250,9 +250,11 @@ class SetContrastive(nn.Module):
         """
         if isinstance(z_a, Tensor) and z_a.is_cuda and not torch.compiler.is_compiling():
             here, side = torch.cuda.current_stream(z_a.device), _side_stream(z_a.device)
+            # Views taken here, so that gradients come back to this stream also where z_a and z_b are leaves.
+            views = z_a.view_as(z_a), z_b.view_as(z_b)
             side.wait_stream(here)
             with torch.cuda.stream(side):
-                regularizer = self.regularizer(z_a, z_b)
+                regularizer = self.regularizer(*views)
             pairwise = self.pairwise(z_a, z_b)
             here.wait_stream(side)
             regularizer.record_stream(here)
