@@ -268,7 +268,8 @@ def run(*, sizes: Sequence[int], device: torch.device, encoder: str, out: Path, 
         )
     out.mkdir(parents=True, exist_ok=True)
     (out / "bench-qare.json").write_text(json.dumps(record, indent=1) + "\n")
-    _draw(out / "bench-qare.png", rows, f"{name}, {encoder}")
+    below = "ResNet-32" if encoder == "resnet32" else "projection head only"
+    _draw(out / "bench-qare.png", rows, f"{name}, {below}")
     console.print(f"written to {out / 'bench-qare.json'} and {out / 'bench-qare.png'}")
     return record
 
