@@ -44,6 +44,15 @@ def test_nt_xent(views, similarity, temperature):
     torch.testing.assert_close(got, -torch.exp(-losses).mean().log())
 
 
+def test_clamp_bounds_similarities_not_logits(views):
+    z_a, z_b = views(6, 4)
+    s, partner = among_all(z_a, z_b, "cosine")
+    logits = s.clamp_min(0.2) / 0.1
+    torch.testing.assert_close(sw.NTXent(temperature=0.1, clamp=0.2)(z_a, z_b), F.cross_entropy(logits, partner))
+    got = sw.SparseCLR(temperature=0.1, clamp=0.2, margin=0.0)(z_a, z_b)
+    torch.testing.assert_close(got, entmax.sparsemax_loss(logits, partner).mean())
+
+
 def test_nt_xent_equals_pytorch_metric_learning(views):
     z_a, z_b = views(8, 5)
     labels = torch.arange(8).repeat(2)
