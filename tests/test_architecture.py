@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "setwise"
-ROOMS = ["checks", "kernels", "similarity", "assignment", "losses", "encoders", "demo", "bench", "cli"]
-OPTIONAL = {"matplotlib", "sklearn", "h5py", "tensorboard", "rich", "tyro"}
+ROOMS = ["checks", "kernels", "similarity", "assignment", "losses", "encoders", "data", "views", "demo", "bench", "cli"]
+OPTIONAL = {"matplotlib", "sklearn", "h5py", "PIL", "tensorboard", "rich", "tyro"}
 FILES = sorted(SOURCE.rglob("*.py"))
 
 

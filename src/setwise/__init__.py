@@ -4,7 +4,7 @@
 >>> loss = sw.SetContrastive(sw.InfoNCE(temperature=0.05), beta=0.5)    # loss(z_a, z_b) -> scalar
 """
 
-from setwise import assignment
+from setwise import assignment, data
 from setwise.assignment import matching_accuracy
 from setwise.losses import functional
 from setwise.losses.modules import (
@@ -33,6 +33,7 @@ __all__ = [
     "SparseCLR",
     "TripletMargin",
     "assignment",
+    "data",
     "distributed",
     "functional",
     "matching_accuracy",

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 import tyro
 from tyro.extras import SubcommandApp
 
-app, bench = SubcommandApp(), SubcommandApp()
+T = TypeVar("T")
+app, bench, data = SubcommandApp(), SubcommandApp(), SubcommandApp()
 app.command(bench, name="bench", help="Measure what things cost.")
+app.command(data, name="data", help="See, fetch and check data sets.")
+Root = Annotated[Path | None, tyro.conf.arg(help="folder of the data sets; $SETWISE_DATA or ~/.cache/setwise if none")]
+Name = Annotated[str, tyro.conf.Positional, tyro.conf.arg(help="as `setwise data list` shows it")]
 
 
 @app.command
@@ -42,6 +48,45 @@ def bench_qare(
     if encoder == "auto":
         encoder = "resnet32" if where.type == "cuda" else "none"
     run(sizes=sizes, device=where, encoder=encoder, out=out, seconds=seconds)
+
+
+@data.command(name="list")
+def data_list(root: Root = None) -> None:
+    """Which data sets there are, and which of them are here."""
+    from setwise.data.manage import show_list
+
+    show_list(root)
+
+
+@data.command(name="fetch")
+def data_fetch(
+    name: Name,
+    source: Annotated[str | None, tyro.conf.arg(help="URL, archive or folder; the makers' URL if none")] = None,
+    root: Root = None,
+    md5: Annotated[str | None, tyro.conf.arg(help="of an archive that you made yourself")] = None,
+    force: Annotated[bool, tyro.conf.arg(help="replace what is installed")] = False,
+) -> None:
+    """Download, verify and install a data set."""
+    from setwise.data.manage import fetch_and_tell
+
+    _told(lambda: fetch_and_tell(name, root, source, md5=md5, force=force))
+
+
+@data.command(name="check")
+def data_check(name: Name, root: Root = None) -> None:
+    """Compare an installed data set with its checksums, count and measure it; exit status 1 if something is wrong."""
+    from setwise.data.manage import check_and_tell
+
+    if not _told(lambda: check_and_tell(name, root)):
+        sys.exit(1)
+
+
+def _told(call: Callable[[], T]) -> T:
+    """What ``call`` returns; an error about the input is one line for a person, not a traceback."""
+    try:
+        return call()
+    except (ValueError, OSError) as error:
+        sys.exit(f"setwise: {error}")
 
 
 def main(args: list[str] | None = None) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import setwise as sw
 
 TOTAL, DIMENSIONS = 12, 3
+WIDE = {"wide-qare": lambda: sw.QARe(), "wide-gap": lambda: sw.QARe(reference="truth")}  # on more dimensions than items
 LOSSES = {
     "infonce": lambda: sw.InfoNCE(temperature=0.3),
     "infonce-symmetric-blocks": lambda: sw.InfoNCE(temperature=0.3, symmetric=True, block_size=2),
@@ -33,10 +34,10 @@ LOSSES = {
 }
 
 
-def embeddings() -> tuple[Tensor, Tensor]:
+def embeddings(dimensions: int = DIMENSIONS) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
-    z = torch.randn(TOTAL, DIMENSIONS, generator=generator, dtype=torch.float64)
-    return z, z + 0.5 * torch.randn(TOTAL, DIMENSIONS, generator=generator, dtype=torch.float64)
+    z = torch.randn(TOTAL, dimensions, generator=generator, dtype=torch.float64)
+    return z, z + 0.5 * torch.randn(TOTAL, dimensions, generator=generator, dtype=torch.float64)
 
 
 def network() -> nn.Module:
@@ -54,12 +55,15 @@ def worker(rank: int, size: int, port: int, folder: str) -> None:
     start(rank, size, port)
     results = {}
     part = TOTAL // size
-    for name, make in LOSSES.items():
+    for name, make in (LOSSES | WIDE).items():
         for gradient in ("average", "sum"):
-            z_a, z_b = (z[rank * part : (rank + 1) * part].clone().requires_grad_() for z in embeddings())
+            whole = embeddings(2 * TOTAL if name in WIDE else DIMENSIONS)
+            z_a, z_b = (z[rank * part : (rank + 1) * part].clone().requires_grad_() for z in whole)
             loss = sw.distributed(make(), gradient=gradient)(z_a, z_b)
             loss.backward()
             results[name, gradient] = (loss.detach(), z_a.grad, z_b.grad)
+        if name in WIDE:
+            continue
         model = nn.parallel.DistributedDataParallel(network())
         z_a, z_b = (z[rank * part : (rank + 1) * part] for z in embeddings())
         out = model(torch.cat([z_a, z_b]))
@@ -108,8 +112,8 @@ def spawn(target, size: int, folder: Path) -> list[dict]:
 def test_value_and_gradient_equal_those_of_one_process_with_the_whole_batch(size, tmp_path):
     results = spawn(worker, size, tmp_path)
     part = TOTAL // size
-    for name, make in LOSSES.items():
-        z_a, z_b = (z.requires_grad_() for z in embeddings())
+    for name, make in (LOSSES | WIDE).items():
+        z_a, z_b = (z.requires_grad_() for z in embeddings(2 * TOTAL if name in WIDE else DIMENSIONS))
         expected = make()(z_a, z_b)
         expected.backward()
         for rank, result in enumerate(results):
@@ -119,6 +123,8 @@ def test_value_and_gradient_equal_those_of_one_process_with_the_whole_batch(size
                 torch.testing.assert_close(value, expected.detach(), rtol=1e-10, atol=1e-12)
                 torch.testing.assert_close(grad_a, factor * z_a.grad[mine], rtol=1e-10, atol=1e-12)
                 torch.testing.assert_close(grad_b, factor * z_b.grad[mine], rtol=1e-10, atol=1e-12)
+        if name in WIDE:
+            continue
         model = network()
         make()(*(model(z.detach()) for z in (z_a, z_b))).backward()
         for result in results:  # DDP's average is the gradient of one process, with no factor left over
