@@ -99,7 +99,7 @@ class Plan:
 
 def plan_for(n: int) -> Plan:
     """The fastest division, as benchmarks/eigh_gpu.py measured it on an H200 for n from 17 to 128."""
-    return Plan(n, lanes=4 if 32 < n <= 96 else 8)
+    return Plan(n, lanes=4 if 32 < n <= 65 else 8)
 
 
 class Jacobi:
