@@ -17,7 +17,7 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from setwise.encoders.resnet import CifarResNet, projection_head
+from setwise.encoders import CifarResNet, projection_head
 from setwise.losses.functional import qare
 from setwise.losses.modules import InfoNCE, QARe, SetContrastive
 

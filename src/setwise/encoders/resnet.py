@@ -1,12 +1,16 @@
-"""Residual networks for small images (He et al. 2016, section 4.2), as the paper's experiments use them."""
+"""Residual networks of basic blocks (He et al. 2016): for small images (section 4.2), and ResNet-18 and -34."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import relu
+
+from setwise.checks import check_option
+from setwise.encoders.initial import released_weights_
 
 
 class BasicBlock(nn.Module):
@@ -30,37 +34,62 @@ class BasicBlock(nn.Module):
         return relu(self.norm2(self.conv2(y)) + self.shortcut(x))
 
 
+def _stages(channels_in: int, widths: Sequence[int], depths: Sequence[int]) -> nn.Sequential:
+    """Stages of basic blocks; all but the first halve the image."""
+    blocks = []
+    for stage, (width, depth) in enumerate(zip(widths, depths, strict=True)):
+        for block in range(depth):
+            blocks.append(BasicBlock(channels_in, width, 2 if stage and not block else 1))
+            channels_in = width
+    return nn.Sequential(*blocks)
+
+
 class CifarResNet(nn.Module):
-    """ResNet-8, -32, -56, ...: three stages of 16, 32, 64 channels, global average pool, Linear(64 → 64).
+    """ResNet-8, -32, -56, ...: three stages of 16, 32, 64 channels, global average pool, Linear(64 → 64)."""
 
-    Convolutions are drawn from N(0, √(2 / (k² · out_channels))), as the released code does (the paper says Xavier).
-    """
+    features = 64
 
-    def __init__(self, depth: int) -> None:
+    def __init__(self, depth: int, channels: int = 3) -> None:
         super().__init__()
         if depth < 8 or (depth - 2) % 6:
             raise ValueError(f"expected depth 6n + 2 (8, 14, 20, 32, 44, 56, ...), got {depth}")
-        self.stem = nn.Sequential(nn.Conv2d(3, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU())
-        blocks = []
-        channels_in = 16
-        for channels, stride in ((16, 1), (32, 2), (64, 2)):
-            for first in [True] + [False] * ((depth - 2) // 6 - 1):
-                blocks.append(BasicBlock(channels_in, channels, stride if first else 1))
-                channels_in = channels
-        self.blocks = nn.Sequential(*blocks)
+        self.stem = nn.Sequential(nn.Conv2d(channels, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU())
+        self.blocks = _stages(16, (16, 32, 64), 3 * [(depth - 2) // 6])
         self.project = nn.Linear(64, 64)
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                fan_out = module.kernel_size[0] * module.kernel_size[1] * module.out_channels
-                nn.init.normal_(module.weight, 0, math.sqrt(2 / fan_out))
+        released_weights_(self)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Features [B, 64] of images [B, 3, H, W]."""
-        maps = self.blocks(self.stem(images))
-        features: Tensor = self.project(torch.mean(maps, (2, 3)))
+        """Features [B, 64] of images [B, C, H, W]."""
+        features: Tensor = self.project(torch.mean(self.blocks(self.stem(images)), (2, 3)))
         return features
 
 
-def projection_head(features: int = 64, hidden: int = 256, out: int = 64) -> nn.Sequential:
-    """The paper's head between features and loss: Linear → BatchNorm → LeakyReLU → Linear."""
-    return nn.Sequential(nn.Linear(features, hidden), nn.BatchNorm1d(hidden), nn.LeakyReLU(), nn.Linear(hidden, out))
+class ResNet(nn.Module):
+    """ResNet-18 and -34: four stages of 64 to 512 channels, global average pool; torchvision's without its last layer.
+
+    ``stem``: "imagenet" is a 7×7 convolution of stride 2 and a max-pool; "cifar" a 3×3 convolution and no pool, for
+    images of about 32 pixels.
+    """
+
+    features = 512
+
+    def __init__(
+        self, depth: Literal[18, 34], channels: int = 3, *, stem: Literal["imagenet", "cifar"] = "imagenet"
+    ) -> None:
+        super().__init__()
+        if depth not in (18, 34):
+            raise ValueError(f"expected depth 18 or 34, got {depth}")
+        check_option(stem, ("imagenet", "cifar"), "stem")
+        first = nn.Conv2d(channels, 64, 7, 2, 3, bias=False) if stem == "imagenet" else None
+        self.stem = nn.Sequential(
+            first or nn.Conv2d(channels, 64, 3, 1, 1, bias=False),
+            nn.BatchNorm2d(64),
+            nn.ReLU(),
+            nn.MaxPool2d(3, 2, 1) if first else nn.Identity(),
+        )
+        self.blocks = _stages(64, (64, 128, 256, 512), (2, 2, 2, 2) if depth == 18 else (3, 4, 6, 3))
+        released_weights_(self)  # which is torchvision's own: Kaiming's normal by fan-out
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Features [B, 512] of images [B, C, H, W]."""
+        return torch.mean(self.blocks(self.stem(images)), (2, 3))

@@ -1,0 +1,195 @@
+"""Unpack archives that may be hostile: nothing lands outside the target, nothing is a link, nothing is endless."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import stat
+import struct
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import IO, Protocol
+
+from setwise.data.errors import DataError
+
+MANIFEST = ".setwise.json"  # ours alone: no archive may bring one
+CHUNK = 2**20
+LONGEST_NAME = 255  # bytes of one part of a path, the limit of common file systems
+_DAMAGED = (
+    *(tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, EOFError, struct.error),
+    # What the standard library's readers also raise on damaged headers, encryption and unknown compression.
+    *(ValueError, OverflowError, RuntimeError, IndexError, KeyError, MemoryError),
+)
+
+
+class Readable(Protocol):
+    """What can be read in pieces."""
+
+    def read(self, size: int, /) -> bytes:
+        """Up to ``size`` bytes."""
+        ...
+
+
+@dataclass
+class Writer:
+    """Writes files below ``target``, new ones only, within a budget, and remembers what it wrote."""
+
+    target: Path
+    most_bytes: int
+    most_files: int
+    source: Path
+    written: int = 0
+    files: dict[str, tuple[int, str]] = field(default_factory=dict)  # name -> size, SHA-256
+
+    def refuse(self, name: str, why: str) -> DataError:
+        """The error for a member that no data set contains."""
+        return DataError(
+            f"expected an archive of plain files in {self.source}, got {name[:200]!r}, {why}; "
+            "do not use it, get it from its makers"
+        )
+
+    def place(self, name: str) -> PurePosixPath:
+        """The checked relative path of a member."""
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts or "\\" in name or ":" in name or "\0" in name or not path.parts:
+            raise self.refuse(name, "a path that leads outside the target")
+        if any(len(os.fsencode(part)) > LONGEST_NAME for part in path.parts) or path.parts[0] == MANIFEST:
+            raise self.refuse(name, "a name that cannot be used")
+        return path
+
+    def folder(self, name: str) -> None:
+        """Make a folder."""
+        self._make(self.target / self.place(name), name)
+
+    def file(self, name: str, stream: Readable, declared: int) -> None:
+        """Copy one file; the size that counts is the number of bytes that come."""
+        path = self.place(name)
+        if len(self.files) >= self.most_files:
+            raise self.refuse(name, f"one file more than {self.most_files:,}, the most this data set can have")
+        if declared < 0 or self.written + declared > self.most_bytes:
+            raise self._too_large(name)
+        where, digest, size = self.target / path, hashlib.sha256(), 0
+        self._make(where.parent, name)
+        try:
+            out = where.open("xb")
+        except FileExistsError:
+            raise self.refuse(name, "a name that occurs twice") from None
+        with out:
+            while chunk := stream.read(CHUNK):
+                size += len(chunk)
+                if self.written + size > self.most_bytes:
+                    raise self._too_large(name)
+                digest.update(chunk)
+                out.write(chunk)
+        if size != declared:
+            raise DataError(f"expected {name!r} of {declared:,} bytes in {self.source}, got {size:,}; fetch it again")
+        self.written += size
+        self.files[path.as_posix()] = size, digest.hexdigest()
+
+    def _too_large(self, name: str) -> DataError:
+        return self.refuse(name, f"which goes beyond {self.most_bytes:,} bytes, the most this data set can have")
+
+    def _make(self, folder: Path, name: str) -> None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise self.refuse(name, "a file and a folder of the same name") from None
+
+
+def unpack(archive: Path, writer: Writer) -> None:
+    """Unpack a .zip, .tar.gz or .tar file, known by its first bytes."""
+    with archive.open("rb") as file:
+        head = file.read(512)
+    try:
+        if head.startswith(b"PK\x03\x04"):
+            _unzip(archive, writer)
+        elif head.startswith(b"\x1f\x8b"):
+            with gzip.open(archive) as stream:
+                _untar(stream, writer)
+        elif head[257:262] == b"ustar":
+            with archive.open("rb") as stream:
+                _untar(stream, writer)
+        else:
+            raise DataError(
+                f"expected a .zip, .tar.gz or .tar archive, got {archive}, which is none; give another --source"
+            )
+    except DataError:
+        raise
+    except _DAMAGED as error:
+        raise DataError(
+            f"expected a whole archive in {archive}, got {type(error).__name__}: {error}; it is damaged: fetch it again"
+        ) from error
+
+
+def copy_folder(source: Path, writer: Writer) -> None:
+    """Copy the plain files below a folder."""
+    for path in _walk(source):
+        name = path.relative_to(source).as_posix()
+        if name == MANIFEST:
+            continue  # of an earlier installation
+        if not stat.S_ISREG(path.lstat().st_mode):
+            raise DataError(f"expected plain files in {source}, got {name!r}, a link or device; copy what it points to")
+        with path.open("rb") as stream:
+            writer.file(name, stream, path.stat().st_size)
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    for path in sorted(folder.iterdir()):
+        if path.is_dir() and not path.is_symlink():
+            yield from _walk(path)
+        else:
+            yield path
+
+
+class _Capped:
+    """A stream that ends in an error after ``most`` bytes; headers count, so a bomb cannot hide in them."""
+
+    def __init__(self, stream: IO[bytes] | gzip.GzipFile, writer: Writer) -> None:
+        self.stream, self.writer = stream, writer
+        # A tar adds a header block and padding to each file; as much again for a folder each and long names.
+        self.left = writer.most_bytes + 4 * 512 * writer.most_files + tarfile.RECORDSIZE
+
+    def read(self, size: int = CHUNK) -> bytes:
+        data = self.stream.read(min(size, CHUNK))
+        self.left -= len(data)
+        if self.left < 0:
+            raise self.writer.refuse("the whole", "which unpacks to more than this data set can have")
+        return data
+
+
+def _untar(stream: IO[bytes] | gzip.GzipFile, writer: Writer) -> None:
+    capped = _Capped(stream, writer)
+    with tarfile.open(fileobj=capped, mode="r|") as tar:  # type: ignore[call-overload]
+        for count, member in enumerate(tar):
+            if count > 2 * writer.most_files:
+                raise writer.refuse(member.name, "one of too many members")
+            if member.isdir():
+                writer.folder(member.name)
+            elif member.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and not member.issparse():
+                content = tar.extractfile(member)
+                assert content is not None, "a regular member has content"
+                writer.file(member.name, content, member.size)
+            else:
+                raise writer.refuse(member.name, "a link, device or other special file")
+    while capped.read():
+        pass  # to the end, where gzip keeps its checksum
+
+
+def _unzip(archive: Path, writer: Writer) -> None:
+    with zipfile.ZipFile(archive) as file:
+        for count, member in enumerate(file.infolist()):
+            if count > 2 * writer.most_files:
+                raise writer.refuse(member.filename, "one of too many members")
+            kind = stat.S_IFMT(member.external_attr >> 16)
+            if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
+                raise writer.refuse(member.filename, "a link, device or other special file")
+            if member.is_dir():
+                writer.folder(member.filename)
+            else:
+                with file.open(member) as content:
+                    writer.file(member.filename, content, member.file_size)

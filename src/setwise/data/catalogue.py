@@ -1,0 +1,151 @@
+"""What data sets there are, where they come from, and how one tells that a folder holds one."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from setwise.checks import check_option
+from setwise.data import cifar, cuhk03, folder, tiny_imagenet
+from setwise.data.errors import DataError
+
+MB = 10**6
+
+
+@dataclass(frozen=True)
+class Archive:
+    """A file of the makers, and their MD5."""
+
+    url: str
+    md5: str
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A data set of the catalogue."""
+
+    name: str
+    what: str
+    images: int
+    shape: str
+    classes: int
+    download: int  # bytes of the official archive, about
+    archives: tuple[Archive, ...] = ()
+    # Well above what the official files need; beyond it something else is being unpacked.
+    most_bytes: int = 400 * MB
+    most_files: int = 100
+    by_hand: str = ""  # why it cannot be fetched without a source
+
+
+_TORONTO = "https://www.cs.toronto.edu/~kriz"
+_ENTRIES = (
+    Entry("digits", "handwritten digits", 1797, "1x8x8", 10, 0),
+    Entry(
+        name="cifar10",
+        what="small photographs",
+        images=60_000,
+        shape="3x32x32",
+        classes=10,
+        download=170 * MB,
+        archives=(
+            Archive(f"{_TORONTO}/cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530"),
+            Archive(f"{_TORONTO}/cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a"),
+        ),
+    ),
+    Entry(
+        name="cifar100",
+        what="small photographs",
+        images=60_000,
+        shape="3x32x32",
+        classes=100,
+        download=169 * MB,
+        archives=(
+            Archive(f"{_TORONTO}/cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8"),
+            Archive(f"{_TORONTO}/cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85"),
+        ),
+    ),
+    Entry(
+        name="tiny-imagenet",
+        what="a small ImageNet",
+        images=110_000,
+        shape="3x64x64",
+        classes=200,
+        download=248 * MB,
+        archives=(Archive("http://cs231n.stanford.edu/tiny-imagenet-200.zip", "90528d7ca1a48142e341f4ef8d21d0de"),),
+        most_bytes=1000 * MB,
+        most_files=130_000,
+    ),
+    Entry(
+        name="cuhk03",
+        what="pedestrians, two views",
+        images=14_096,
+        shape="3x128x64",
+        classes=1467,
+        download=1100 * MB,
+        most_bytes=4000 * MB,
+        most_files=60_000,
+        by_hand=(
+            "its makers send a link on request (the CUHK person re-identification page, CUHK03); "
+            "then run `setwise data fetch cuhk03 --source cuhk-03.mat`"
+        ),
+    ),
+)
+CATALOGUE = {entry.name: entry for entry in _ENTRIES}
+
+
+def entry_of(name: str) -> Entry:
+    """The entry of that name; raises with the nearest one."""
+    check_option(name, tuple(CATALOGUE), "the data set")
+    return CATALOGUE[name]
+
+
+def holds(name: str, path: Path) -> bool:
+    """Whether ``path`` looks like the data set ``name``."""
+    if name in cifar.SPECS:
+        return cifar.find(name, path) is not None
+    if name == "tiny-imagenet":
+        return tiny_imagenet.find(path) is not None
+    return name == "cuhk03" and cuhk03.find(path) is not None
+
+
+def recognise(path: Path) -> str:
+    """Which data set lies at ``path``; "folder" for any folder of images."""
+    for name in CATALOGUE:
+        if holds(name, path):
+            return name
+    if path.is_dir() and folder.is_folder(path):
+        return "folder"
+    if path.is_file():
+        raise DataError(
+            f"expected a folder or a .mat file, got {path}; unpack it: `setwise data fetch NAME --source {path}`"
+        )
+    if not path.exists():
+        raise DataError(f"expected a data set at {path}, got no such file or folder")
+    raise DataError(f"expected CIFAR, tiny-ImageNet, CUHK-03 or train/CLASS/*.png|jpg at {path}, got none of them")
+
+
+def verify(name: str, path: Path) -> None:
+    """Raise unless ``path`` holds the whole data set: counts, sizes, and the makers' own checksums of files."""
+    if not holds(name, path):
+        raise DataError(f"expected the files of {name} in what was fetched, got others; give another --source")
+    if name in cifar.SPECS:
+        found = cifar.find(name, path)
+        assert found is not None, "holds() has found it"
+        for file in sorted(found[0].iterdir()):
+            digest = cifar.SPECS[name].digests.get(file.name)
+            if digest and file_digest(file, "md5" if len(digest) == 32 else "sha1") != digest:
+                raise DataError(
+                    f"expected {file} as its makers published it, got another checksum; {cifar.again(name)}"
+                )
+        for split in cifar.SPLITS:
+            cifar.load(name, path, split)
+    elif name == "tiny-imagenet":
+        for split in ("train", "val"):
+            tiny_imagenet.listing(path, split)
+
+
+def file_digest(path: Path, algorithm: str) -> str:
+    """Hexadecimal digest of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, algorithm).hexdigest()

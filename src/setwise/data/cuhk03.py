@@ -1,0 +1,160 @@
+"""CUHK-03, pedestrians seen by two cameras: the official cuhk-03.mat, or a folder of extracted images."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from setwise.checks import check_option
+from setwise.data import cuhk03_mat
+from setwise.data.cache import cached
+from setwise.data.decode import read_images
+from setwise.data.errors import DataError
+from setwise.data.sets import DEFAULT_MEAN, DEFAULT_STD, PADDING, ImageSet, MatchedSet
+
+Boxes = Literal["labeled", "detected"]
+BOXES: tuple[Boxes, ...] = ("labeled", "detected")
+SPLITS = ("train", "val", "test", "all")
+SIZE = (128, 64)  # height, width
+MAT = "cuhk-03.mat"
+PICTURE = re.compile(r"(?P<identity>.+)_0(?P<shot>[0-9])\.(jpg|jpeg|png)", re.IGNORECASE)
+SHOTS_PER_VIEW = cuhk03_mat.SHOTS_PER_VIEW
+CONVERSION_LIMIT = 3600  # seconds; 28,000 small images take minutes
+
+
+def find(path: Path) -> Path | None:
+    """The .mat file, or the folder of pictures IDENTITY_SHOT.jpg, at or directly below ``path``."""
+    if path.is_file():
+        return path if path.suffix == ".mat" else None
+    for place in (path / MAT, path / "cuhk03_release" / MAT):
+        if place.is_file():
+            return place
+    return path if path.is_dir() and _pictures(path) else None
+
+
+def load_matched(
+    path: Path, split: str, root: Path, *, boxes: Boxes = "labeled", size: tuple[int, int] = SIZE, seed: int = 0
+) -> MatchedSet:
+    """The identities seen by both cameras, split 70/15/15 at random by identity; ``split="all"`` has all of them.
+
+    ``boxes`` drawn by hand ("labeled") or found by a detector; a folder of pictures has only one kind. All images
+    are resized (bilinear) to ``size`` and kept decoded below ``root``. Mean 0.5, std 0.25: none are published.
+    """
+    check_option(split, SPLITS, "split")
+    check_option(boxes, BOXES, "boxes")
+    place = find(path)
+    if place is None:
+        raise DataError(f"expected {MAT} or pictures IDENTITY_SHOT.jpg in {path}, got neither")
+    where = hashlib.sha256(str(place.resolve()).encode(errors="surrogateescape")).hexdigest()[:8]
+    arrays = ("images", "table", "names")
+    if place.is_file():
+        images, table, names = cached(
+            root,
+            f"cuhk03-{boxes}-{size[0]}x{size[1]}-{where}",
+            [place],
+            arrays,
+            lambda partial: _convert(place, boxes, size, partial),
+        )
+    else:
+        pictures = _pictures(place)
+        images, table, names = cached(
+            root,
+            f"cuhk03-{size[0]}x{size[1]}-{where}",
+            pictures,
+            arrays,
+            lambda partial: _decode(pictures, size, partial),
+        )
+    whole = _matched(torch.from_numpy(images), table, [str(name) for name in names])
+    return whole if split == "all" else whole.parts(seed=seed)[split]
+
+
+def load(path: Path, split: str, root: Path, *, boxes: Boxes, size: tuple[int, int], seed: int) -> ImageSet:
+    """The same images with their identity as the label; the identities of two splits are disjoint."""
+    found = load_matched(path, split, root, boxes=boxes, size=size, seed=seed)
+    labels = torch.empty(len(found.images), dtype=torch.long)
+    for shots in (found.shots_a, found.shots_b):
+        rows, columns = (shots != PADDING).nonzero(as_tuple=True)
+        labels[shots[rows, columns]] = rows
+    return ImageSet(
+        name=found.name,
+        split=found.split,
+        images=found.images,
+        labels=labels,
+        classes=found.identities,
+        mean=found.mean,
+        std=found.std,
+    )
+
+
+def _matched(images: torch.Tensor, table: npt.NDArray[np.int64], names: list[str]) -> MatchedSet:
+    """Index tables from rows (identity, view, shot) in order; identities that lack a view are left out."""
+    listed: list[tuple[list[int], list[int]]] = [([], []) for _ in names]
+    order = np.lexsort((table[:, 2], table[:, 1], table[:, 0]))
+    for row in order.tolist():
+        listed[int(table[row, 0])][int(table[row, 1])].append(row)
+    both = [k for k, (a, b) in enumerate(listed) if a and b]
+    if not both:
+        raise DataError(f"expected identities seen by both cameras, got none among {len(names)}")
+    most = max(len(view) for k in both for view in listed[k])
+    tables = [
+        torch.tensor([listed[k][view] + [PADDING] * (most - len(listed[k][view])) for k in both]) for view in (0, 1)
+    ]
+    whole = MatchedSet(
+        name="cuhk03",
+        split="all",
+        images=images,
+        shots_a=tables[0],
+        shots_b=tables[1],
+        identities=tuple(names[k] for k in both),
+        mean=(DEFAULT_MEAN,) * 3,
+        std=(DEFAULT_STD,) * 3,
+    )
+    used = sum(len(view) for k in both for view in listed[k])
+    # Shots of dropped identities must not come back as unlabelled images.
+    return whole if used == len(images) else whole.select(torch.arange(len(both)), split="all")
+
+
+def _pictures(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if PICTURE.fullmatch(path.name))
+
+
+def _decode(pictures: list[Path], size: tuple[int, int], partial: Path) -> None:
+    parsed = [match for path in pictures if (match := PICTURE.fullmatch(path.name))]
+    names = sorted({match["identity"] for match in parsed})
+    number = {name: k for k, name in enumerate(names)}
+    shots = [int(match["shot"]) for match in parsed]
+    table = [
+        (number[m["identity"]], s // SHOTS_PER_VIEW, s % SHOTS_PER_VIEW) for m, s in zip(parsed, shots, strict=True)
+    ]
+    if len(set(table)) != len(table):
+        raise DataError(
+            f"expected one picture a shot in {pictures[0].parent}, got some twice; remove one of .jpg and .png"
+        )
+    np.save(partial / "images.npy", read_images(pictures, size))
+    np.save(partial / "table.npy", np.array(table, np.int64))
+    np.save(partial / "names.npy", np.array(names))
+
+
+def _convert(mat: Path, boxes: Boxes, size: tuple[int, int], partial: Path) -> None:
+    if find_spec("h5py") is None:
+        raise ModuleNotFoundError("expected h5py to read cuhk-03.mat, got none; pip install 'setwise[cuhk03]'")
+    # -P: the script's own folder must not shadow other packages' modules.
+    command = [sys.executable, "-P", cuhk03_mat.__file__, str(mat.resolve()), boxes, *map(str, size), str(partial)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=CONVERSION_LIMIT)
+        said = done.stderr.strip() or f"the HDF5 library ended with status {done.returncode}"
+    except subprocess.TimeoutExpired:
+        said = f"no end after {CONVERSION_LIMIT} s"
+    else:
+        if done.returncode == 0:
+            return
+    raise DataError(f"expected {mat} to be the official {MAT} (MATLAB v7.3), got: {said}; copy or download it again")

@@ -1,0 +1,125 @@
+"""Decode cuhk-03.mat in a process of its own: ``python cuhk03_mat.py MAT BOXES HEIGHT WIDTH OUT``.
+
+The HDF5 library is C code that trusts the file. A damaged one may take it down or keep it busy for ever; then this
+process ends, and not the one that wanted the images. It is run as a file and imports nothing of the package, which
+would cost it seconds. Exit status 3 and one line on stderr say what is wrong with the file.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+PAIRS, SHOTS, SHOTS_PER_VIEW = 5, 10, 5
+LARGEST = 4096  # pixels of a side; the real ones have a few hundred
+MOST_IDENTITIES = 10_000  # of a camera pair; the real ones have up to 843
+MEMORY = 8 * 2**30
+REFUSED = 3
+
+
+class Refused(Exception):
+    """The file is not what it should be."""
+
+
+def cells(file: Any, dataset: Any, what: str) -> Any:
+    """The references of a MATLAB cell array, as HDF5 stores them: transposed."""
+    import h5py
+
+    check_inside(dataset, what)
+    if h5py.check_ref_dtype(dataset.dtype) is not h5py.Reference:
+        raise Refused(f"expected {what} to be a cell array, got {dataset.dtype}")
+    if dataset.ndim != 2 or dataset.size > SHOTS * MOST_IDENTITIES:
+        raise Refused(f"expected {what} to be a small matrix of cells, got shape {dataset.shape}")
+    return dataset[()]
+
+
+def check_inside(dataset: Any, what: str) -> None:
+    """Raise unless this is a data set whose bytes lie in this file: HDF5 can point into any other."""
+    import h5py
+
+    if not isinstance(dataset, h5py.Dataset):
+        raise Refused(f"expected {what} to be an array, got {type(dataset).__name__}")
+    if dataset.external or dataset.is_virtual:
+        raise Refused(f"expected {what} to lie in the file, got a pointer to another one")
+
+
+def images(file: Any, boxes: str) -> list[tuple[int, int, int, Any]]:
+    """(pair, identity, shot, reference) of every image that is there."""
+    import h5py
+
+    link = file.get(boxes, getlink=True)
+    if not isinstance(link, h5py.HardLink):
+        raise Refused(f"expected a variable {boxes!r}, got {sorted(map(str, file))[:5]}")
+    pairs = cells(file, file[boxes], repr(boxes)).ravel()
+    if len(pairs) != PAIRS:
+        raise Refused(f"expected {PAIRS} camera pairs in {boxes!r}, got {len(pairs)}")
+    found = []
+    for pair, pair_ref in enumerate(pairs):
+        what = f"camera pair {pair + 1} of {boxes!r}"
+        shots = cells(file, file[pair_ref], what)
+        if shots.shape[0] != SHOTS:
+            raise Refused(f"expected {SHOTS} images an identity in {what}, got {shots.shape[0]}")
+        for identity in range(shots.shape[1]):
+            for shot in range(SHOTS):
+                dataset = file[shots[shot, identity]]
+                name = f"image {shot + 1} of identity {identity + 1} in {what}"
+                check_inside(dataset, name)
+                if dataset.ndim < 3 or dataset.size == 0:  # MATLAB stores an empty cell as the two numbers 0 0
+                    continue
+                if (
+                    dataset.ndim != 3
+                    or dataset.shape[0] != 3
+                    or max(dataset.shape) > LARGEST
+                    or dataset.dtype != np.uint8
+                ):
+                    raise Refused(
+                        f"expected {name} to be uint8 of shape (3, W, H), got {dataset.dtype} {dataset.shape}"
+                    )
+                found.append((pair, identity, shot, dataset.ref))
+    if not found:
+        raise Refused(f"expected images in {boxes!r}, got empty cells only")
+    return found
+
+
+def convert(mat: Path, boxes: str, size: tuple[int, int], out: Path) -> None:
+    """Write images.npy [M, 3, H, W], table.npy (identity, view, shot) [M, 3] and names.npy (identities) to ``out``."""
+    import h5py
+    from PIL import Image
+
+    with h5py.File(mat, "r") as file:
+        found = images(file, boxes)
+        keys = sorted({(pair, identity) for pair, identity, _, _ in found})
+        number = {key: k for k, key in enumerate(keys)}
+        pixels = np.lib.format.open_memmap(out / "images.npy", mode="w+", dtype=np.uint8, shape=(len(found), 3, *size))
+        table = np.empty((len(found), 3), np.int64)
+        for k, (pair, identity, shot, reference) in enumerate(found):
+            picture = Image.fromarray(np.ascontiguousarray(file[reference][()].T))  # [3, W, H] -> [H, W, 3]
+            pixels[k] = np.asarray(picture.resize(size[::-1], Image.Resampling.BILINEAR)).transpose(2, 0, 1)
+            table[k] = number[pair, identity], shot // SHOTS_PER_VIEW, shot % SHOTS_PER_VIEW
+        pixels.flush()
+    np.save(out / "table.npy", table)
+    np.save(out / "names.npy", np.array([f"{pair + 1}_{identity + 1:04d}" for pair, identity in keys]))
+
+
+def main() -> None:
+    """Entry point of the process."""
+    mat, boxes, height, width, out = sys.argv[1:]
+    try:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    except (ImportError, ValueError, OSError):
+        pass  # no such limit on this system
+    try:
+        convert(Path(mat), boxes, (int(height), int(width)), Path(out))
+    except Exception as error:  # h5py turns what the C library reports into whatever type seems near
+        message = str(error) if isinstance(error, Refused) else f"{type(error).__name__}: {error}"
+        print(message.replace("\n", " ")[:500], file=sys.stderr)
+        sys.exit(REFUSED)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""Handwritten digits, 1,797 real 8x8 grey images that come with scikit-learn: the default that needs no download."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from setwise.checks import check_option
+from setwise.data.sets import ImageSet
+
+SPLITS = ("train", "test")
+TRAIN = 1297
+BRIGHTEST = 16  # the file counts the inked pixels of 4x4 blocks
+
+
+def load(split: str) -> ImageSet:
+    """The digits in a fixed random order (``torch.randperm``, seed 0): the first 1,297 are train, the last 500 test.
+
+    Grey values 0..16 become ``round(255 / 16 * value)``. Mean and std are those of the train split.
+    """
+    check_option(split, SPLITS, "split")
+    from sklearn.datasets import load_digits  # here: it takes half a second to import
+
+    found = load_digits()
+    order = torch.randperm(len(found.target), generator=torch.Generator().manual_seed(0))
+    images = torch.from_numpy(np.rint(found.images * (255 / BRIGHTEST)).astype(np.uint8))[order].unsqueeze(1)
+    labels = torch.from_numpy(found.target.astype(np.int64))[order]
+    rows = slice(TRAIN) if split == "train" else slice(TRAIN, None)
+    train = images[:TRAIN].double() / 255
+    return ImageSet(
+        name="digits",
+        split=split,
+        images=images[rows].contiguous(),
+        labels=labels[rows],
+        classes=tuple("0123456789"),
+        mean=(train.mean().item(),),
+        std=(train.std(correction=0).item(),),
+    )

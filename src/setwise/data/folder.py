@@ -1,0 +1,58 @@
+"""Any folder of images: train/CLASS/*.png|jpg|jpeg, and test/ or val/ of the same form."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from setwise.checks import check_option
+from setwise.data.decode import is_image, read_images
+from setwise.data.errors import DataError
+from setwise.data.sets import DEFAULT_MEAN, DEFAULT_STD, ImageSet
+
+SPLITS = ("train", "test", "val")
+
+
+def is_folder(folder: Path) -> bool:
+    """Whether ``folder`` has a train folder of class folders."""
+    train = folder / "train"
+    return train.is_dir() and any(path.is_dir() for path in train.iterdir())
+
+
+def load(folder: Path, split: str, size: tuple[int, int] | None) -> ImageSet:
+    """One split, in memory, as RGB; labels count the sorted class folders of train.
+
+    ``split="test"`` takes val where there is no test folder. ``size`` = (height, width) resizes (bilinear); without it
+    all images must be of one size. Mean 0.5 and std 0.25: nothing is known about the images.
+    """
+    check_option(split, SPLITS, "split")
+    if split == "test" and not (folder / "test").is_dir():
+        split = "val"
+    classes = tuple(path.name for path in _class_folders(folder / "train"))
+    number = {name: k for k, name in enumerate(classes)}
+    paths: list[Path] = []
+    labels: list[int] = []
+    for place in _class_folders(folder / split):
+        if place.name not in number:
+            raise DataError(f"expected the classes of {folder / 'train'}, got {place.name!r} in {folder / split} too")
+        found = sorted(path for path in place.iterdir() if is_image(path))
+        paths += found
+        labels += [number[place.name]] * len(found)
+    if not paths:
+        raise DataError(f"expected images as {folder / split}/CLASS/*.png or *.jpg, got none")
+    return ImageSet(
+        name=folder.name,
+        split=split,
+        images=torch.from_numpy(read_images(paths, size)),
+        labels=torch.tensor(labels),
+        classes=classes,
+        mean=(DEFAULT_MEAN,) * 3,
+        std=(DEFAULT_STD,) * 3,
+    )
+
+
+def _class_folders(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        raise DataError(f"expected a folder {folder} with one folder a class, got none")
+    return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))

@@ -1,0 +1,101 @@
+"""``load`` and ``load_matched``: a name or a path in, one form out."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from setwise.checks import check_option
+from setwise.data import cifar, cuhk03, digits, folder, tiny_imagenet
+from setwise.data.catalogue import CATALOGUE, recognise
+from setwise.data.errors import DataError
+from setwise.data.sets import ImageSet, MatchedSet, matched_halves
+from setwise.data.source import locate, root_of
+
+
+def load(
+    name: str | os.PathLike[str],
+    root: str | os.PathLike[str] | None = None,
+    *,
+    split: str = "train",
+    size: tuple[int, int] | None = None,
+    boxes: cuhk03.Boxes | None = None,
+    seed: int | None = None,
+) -> ImageSet:
+    """One split of a data set: uint8 images [N, C, H, W], labels [N], class names, mean and std.
+
+    ``name`` is "digits", "cifar10", "cifar100", "tiny-imagenet" or "cuhk03", looked for in ``root`` ($SETWISE_DATA or
+    ~/.cache/setwise; decoded images are kept there too), or a path to any of these or to a folder of images
+    train/CLASS/*.png|jpg. ``split`` is "train" or "test"; some have "val" too. Only for folders of images and CUHK-03:
+    ``size`` = (height, width) to resize to. Only for CUHK-03: ``boxes``, "labeled" (the default) or "detected", and
+    ``seed`` of the split by identity (default 0).
+    """
+    kind, path, where = _find(name, root)
+    _check_options(kind, size=size, boxes=boxes, seed=seed)
+    if kind == "digits":
+        return digits.load(split)
+    if kind in cifar.SPECS:
+        return cifar.load(kind, path, split)
+    if kind == "tiny-imagenet":
+        return tiny_imagenet.load(path, split, where)
+    if kind == "cuhk03":
+        return cuhk03.load(path, split, where, boxes=boxes or "labeled", size=size or cuhk03.SIZE, seed=seed or 0)
+    return folder.load(path, split, size)
+
+
+def load_matched(
+    name: str | os.PathLike[str],
+    root: str | os.PathLike[str] | None = None,
+    *,
+    split: str = "train",
+    seed: int = 0,
+    instances: int | None = None,
+    size: tuple[int, int] | None = None,
+    boxes: cuhk03.Boxes | None = None,
+) -> MatchedSet:
+    """Two views of the same identities, split at random by identity: 70 % train, 15 % val, the rest test.
+
+    CUHK-03 has two cameras. Any other set gives the left and right halves of its train images: of ``instances`` of
+    them, drawn by ``seed``, before they are split by the same seed. ``split="all"`` does not split.
+    ``name``, ``root``, ``size`` and ``boxes`` are as for ``load``.
+    """
+    check_option(split, cuhk03.SPLITS, "split")
+    kind, path, where = _find(name, root)
+    if kind == "cuhk03":
+        if instances is not None:
+            raise ValueError(f"expected instances=None for cuhk03, which has its own identities, got {instances}")
+        _check_options(kind, size=size, boxes=boxes, seed=seed)
+        return cuhk03.load_matched(path, split, where, boxes=boxes or "labeled", size=size or cuhk03.SIZE, seed=seed)
+    whole = matched_halves(load(name, root, size=size, boxes=boxes), instances=instances, seed=seed)
+    return replace(whole, split="all") if split == "all" else whole.parts(seed=seed)[split]
+
+
+def _find(name: str | os.PathLike[str], root: str | os.PathLike[str] | None) -> tuple[str, Path, Path]:
+    """Which data set, where, and the root."""
+    where = root_of(root)
+    if isinstance(name, str) and name in CATALOGUE:
+        if name == "digits":
+            return name, where, where
+        path = locate(name, where)
+        if path is None:
+            raise DataError(
+                f"expected {name} in {where / name}, got none; run `setwise data fetch {name}`, "
+                "or give root= or a path to where it is"
+            )
+        return name, path, where
+    path = Path(name).expanduser().resolve()
+    if isinstance(name, str) and not path.exists() and os.sep not in name:
+        check_option(name, tuple(CATALOGUE), "the data set")
+    return recognise(path), path, where
+
+
+def _check_options(kind: str, *, size: tuple[int, int] | None, boxes: str | None, seed: int | None) -> None:
+    if size is not None:
+        if kind not in ("folder", "cuhk03"):
+            raise ValueError(f"expected size=None for {kind}, whose images are of one size, got {size}")
+        if len(size) != 2 or not all(isinstance(n, int) and 1 <= n <= 4096 for n in size):
+            raise ValueError(f"expected size to be (height, width), 1 to 4096 each, got {size}")
+    for option, value in (("boxes", boxes), ("seed", seed)):
+        if value is not None and kind != "cuhk03":
+            raise ValueError(f"expected {option}=None for {kind}, got {value!r}; it is for cuhk03")

@@ -1,0 +1,174 @@
+"""The one form of every data set: labelled images, or two views of the same identities."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from setwise.checks import check_count
+from setwise.data.errors import DataError
+
+# The notes' values for tiny-ImageNet; also for sets of which nobody has published any.
+DEFAULT_MEAN, DEFAULT_STD = 0.5, 0.25
+TRAIN_SHARE, VAL_SHARE = 0.70, 0.15
+PADDING = -1
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ImageSet:
+    """N labelled images of one split.
+
+    ``images`` uint8 [N, C, H, W], ``labels`` int64 [N] with values in ``range(len(classes))``. ``mean`` and ``std``
+    [C] normalise images in [0, 1]: ``(images / 255 - mean) / std``. ``images`` may be mapped from a file: writing to
+    it changes the tensor, never the file.
+    """
+
+    name: str
+    split: str
+    images: Tensor
+    labels: Tensor
+    classes: tuple[str, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        """Raise unless the parts fit together."""
+        _check_images(self.images, self.mean, self.std)
+        n = len(self.images)
+        if self.labels.shape != (n,) or self.labels.dtype != torch.long:
+            raise DataError(
+                f"expected labels int64 of shape ({n},), got {self.labels.dtype} {tuple(self.labels.shape)}"
+            )
+        if n and not 0 <= int(self.labels.min()) <= int(self.labels.max()) < len(self.classes):
+            raise DataError(f"expected labels from 0 to {len(self.classes) - 1}, got up to {int(self.labels.max())}")
+
+    def __len__(self) -> int:
+        """Number of images."""
+        return len(self.images)
+
+    def __repr__(self) -> str:
+        """Name, split and sizes, not the pixels."""
+        shape = "x".join(map(str, self.images.shape))
+        return f"ImageSet({self.name!r}, split={self.split!r}, images={shape}, classes={len(self.classes)})"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class MatchedSet:
+    """Two views of the same N identities, each with one or more shots.
+
+    ``images`` uint8 [M, C, H, W] holds every shot; row i of ``shots_a`` and ``shots_b``, int64 [N, S], lists the
+    images of identity i in view A and in view B, the first ones first, padded with -1. Every identity has both views.
+    """
+
+    name: str
+    split: str
+    images: Tensor
+    shots_a: Tensor
+    shots_b: Tensor
+    identities: tuple[str, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        """Raise unless the parts fit together."""
+        _check_images(self.images, self.mean, self.std)
+        for name, shots in (("shots_a", self.shots_a), ("shots_b", self.shots_b)):
+            if shots.dtype != torch.long or shots.ndim != 2 or len(shots) != len(self.identities) or not shots.shape[1]:
+                raise DataError(
+                    f"expected {name} int64 of shape ({len(self.identities)}, S), one row an identity, "
+                    f"got {shots.dtype} {tuple(shots.shape)}"
+                )
+            if shots.numel() and not PADDING <= int(shots.min()) <= int(shots.max()) < len(self.images):
+                raise DataError(f"expected {name} to index {len(self.images)} images, got {int(shots.max())}")
+            missing = shots[:, 0] == PADDING
+            if missing.any():
+                raise DataError(f"expected every identity in both views, got {int(missing.sum())} without {name}")
+
+    def __len__(self) -> int:
+        """Number of identities."""
+        return len(self.identities)
+
+    def __repr__(self) -> str:
+        """Name, split and sizes, not the pixels."""
+        shape = "x".join(map(str, self.images.shape))
+        return f"MatchedSet({self.name!r}, split={self.split!r}, identities={len(self)}, images={shape})"
+
+    @property
+    def first_a(self) -> Tensor:
+        """The first shot of every identity in view A, uint8 [N, C, H, W]."""
+        return self.images[self.shots_a[:, 0]]
+
+    @property
+    def first_b(self) -> Tensor:
+        """The first shot of every identity in view B, uint8 [N, C, H, W]."""
+        return self.images[self.shots_b[:, 0]]
+
+    def select(self, rows: Tensor, *, split: str) -> MatchedSet:
+        """The identities ``rows`` (int64 [n]) alone, with only the images that they use."""
+        a, b = self.shots_a[rows], self.shots_b[rows]
+        shots = torch.cat([a, b], dim=1)  # [n, S_A + S_B]
+        mask = torch.zeros(len(self.images), dtype=torch.bool)
+        mask[shots[shots != PADDING]] = True
+        used = mask.nonzero().flatten()
+        place = torch.full((len(self.images) + 1,), PADDING)  # one more: padding, -1, looks up the last entry
+        place[used] = torch.arange(len(used))
+        return replace(
+            self,
+            split=split,
+            images=self.images[used],
+            shots_a=place[a],
+            shots_b=place[b],
+            identities=tuple(self.identities[i] for i in rows.tolist()),
+        )
+
+    def parts(self, *, seed: int = 0) -> dict[str, MatchedSet]:
+        """Random split by identity: 70 % train, 15 % val, the rest test, as ``split_sizes`` rounds."""
+        order = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed))
+        train, val, _ = split_sizes(len(self))
+        rows = {"train": order[:train], "val": order[train : train + val], "test": order[train + val :]}
+        return {split: self.select(r.sort().values, split=split) for split, r in rows.items()}
+
+
+def split_sizes(n: int) -> tuple[int, int, int]:
+    """Identities in train, val, test: round(0.70 n), round(0.15 n), the rest; CUHK-03's 1,467 give 1,027, 220, 220."""
+    train, val = round(TRAIN_SHARE * n), round(VAL_SHARE * n)
+    return train, val, n - train - val
+
+
+def matched_halves(image_set: ImageSet, *, instances: int | None = None, seed: int = 0) -> MatchedSet:
+    """Any image set as a matching problem: view A is the left half of an image, view B its right half.
+
+    ``instances`` of the images are drawn without replacement by ``seed``, in the order drawn; None keeps all of them
+    in their order. The middle column of an odd width is in neither half.
+    """
+    check_count(instances, "instances")
+    n, width = len(image_set), image_set.images.shape[-1]
+    if width < 2:
+        raise ValueError(f"expected images at least two pixels wide, got {width}; they have no halves")
+    if instances is None:
+        rows = torch.arange(n)
+    elif instances <= n:
+        rows = torch.randperm(n, generator=torch.Generator().manual_seed(seed))[:instances]
+    else:
+        raise ValueError(f"expected at most the {n} images of {image_set.name}, got instances={instances}")
+    whole, half = image_set.images[rows], width // 2
+    shots = torch.arange(2 * len(rows)).reshape(2, -1, 1)
+    return MatchedSet(
+        name=f"{image_set.name}-halves",
+        split=image_set.split,
+        images=torch.cat([whole[..., :half], whole[..., width - half :]]),
+        shots_a=shots[0],
+        shots_b=shots[1],
+        identities=tuple(map(str, rows.tolist())),
+        mean=image_set.mean,
+        std=image_set.std,
+    )
+
+
+def _check_images(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
+    if images.dtype != torch.uint8 or images.ndim != 4:
+        raise DataError(f"expected images uint8 of shape (N, C, H, W), got {images.dtype} {tuple(images.shape)}")
+    if not len(mean) == len(std) == images.shape[1]:
+        raise DataError(f"expected a mean and a std for {images.shape[1]} channels, got {len(mean)} and {len(std)}")

@@ -1,0 +1,111 @@
+"""tiny-ImageNet-200: the official zip's folders, decoded once into a file that is mapped into memory."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from setwise.checks import check_option
+from setwise.data.cache import cached
+from setwise.data.decode import is_image, read_images
+from setwise.data.errors import DataError
+from setwise.data.sets import DEFAULT_MEAN, DEFAULT_STD, ImageSet
+
+SPLITS = ("train", "val", "test")
+FOLDER = "tiny-imagenet-200"
+SIZE = (64, 64)
+CLASSES, TRAIN_PER_CLASS, VAL = 200, 500, 10_000
+LONGEST_ANNOTATIONS = 16 * 2**20  # bytes; the official file has half a million
+AGAIN = "fetch it again with `setwise data fetch tiny-imagenet --force`"
+
+
+def find(folder: Path) -> Path | None:
+    """Where the set is, at or directly below ``folder``."""
+    for place in (folder / FOLDER, folder):
+        if (place / "train").is_dir() and (place / "val" / "val_annotations.txt").is_file():
+            return place
+    return None
+
+
+def load(folder: Path, split: str, root: Path) -> ImageSet:
+    """One split, its images mapped from a cache below ``root``.
+
+    ``split="test"`` is val: the official test images have no labels. Classes are WordNet ids, sorted.
+    """
+    check_option(split, SPLITS, "split")
+    split = "train" if split == "train" else "val"
+    paths, labels, classes = listing(folder, split)
+    shape = (len(paths), 3, *SIZE)
+
+    def build(partial: Path) -> None:
+        out = np.lib.format.open_memmap(partial / "images.npy", mode="w+", dtype=np.uint8, shape=shape)
+        read_images(paths, SIZE, out, exact=True)
+        out.flush()
+
+    where = hashlib.sha256(str(paths[0].resolve()).encode(errors="surrogateescape")).hexdigest()[:8]
+    (images,) = cached(root, f"tiny-imagenet-{split}-{where}", paths, ("images",), build)
+    return ImageSet(
+        name="tiny-imagenet",
+        split=split,
+        images=torch.from_numpy(images),
+        labels=torch.tensor(labels),
+        classes=classes,
+        mean=(DEFAULT_MEAN,) * 3,
+        std=(DEFAULT_STD,) * 3,
+    )
+
+
+def listing(folder: Path, split: str) -> tuple[list[Path], list[int], tuple[str, ...]]:
+    """The image files of a split ("train" or "val"), their labels, and the classes; raises unless it is complete."""
+    place = find(folder)
+    if place is None:
+        raise DataError(f"expected {FOLDER} with train/ and val/val_annotations.txt in {folder}, got none; {AGAIN}")
+    classes = tuple(sorted(path.name for path in (place / "train").iterdir() if path.is_dir()))
+    if len(classes) != CLASSES:
+        raise DataError(f"expected {CLASSES} class folders in {place / 'train'}, got {len(classes)}; {AGAIN}")
+    return *(_train if split == "train" else _val)(place, classes), classes
+
+
+def _train(place: Path, classes: tuple[str, ...]) -> tuple[list[Path], list[int]]:
+    paths: list[Path] = []
+    labels: list[int] = []
+    for label, name in enumerate(classes):
+        folder = place / "train" / name / "images"
+        found = sorted(path for path in folder.iterdir() if is_image(path)) if folder.is_dir() else []
+        if len(found) != TRAIN_PER_CLASS:
+            raise DataError(f"expected {TRAIN_PER_CLASS} images in {folder}, got {len(found)}; {AGAIN}")
+        paths += found
+        labels += [label] * len(found)
+    return paths, labels
+
+
+def _val(place: Path, classes: tuple[str, ...]) -> tuple[list[Path], list[int]]:
+    annotations = place / "val" / "val_annotations.txt"
+    if annotations.stat().st_size > LONGEST_ANNOTATIONS:
+        raise DataError(f"expected {annotations} of at most {LONGEST_ANNOTATIONS:,} bytes, got more; {AGAIN}")
+    number = {name: k for k, name in enumerate(classes)}
+    folder = place / "val" / "images"
+    present = {path.name for path in folder.iterdir() if is_image(path)} if folder.is_dir() else set()
+    found: dict[str, int] = {}
+    # Bytes, split at \n only: what is no text simply matches no file and no class.
+    for line, row in enumerate(annotations.read_bytes().decode("latin-1").split("\n"), start=1):
+        if not row.strip():
+            continue
+        file, label, *_ = [*row.rstrip("\r").split("\t"), "", ""]
+        # Only names that the folder itself lists: a row cannot point anywhere else.
+        if file not in present or label not in number or file in found:
+            raise DataError(
+                f"expected line {line} of {annotations} to name an image of {folder} and its class, once, "
+                f"got {row[:80]!r}; {AGAIN}"
+            )
+        found[file] = number[label]
+    if len(found) != VAL or len(present) != VAL:
+        raise DataError(
+            f"expected {VAL} images in {folder}, all of them in {annotations}, "
+            f"got {len(present)} and {len(found)}; {AGAIN}"
+        )
+    files = sorted(found)
+    return [folder / file for file in files], [found[file] for file in files]

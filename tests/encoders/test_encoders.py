@@ -1,0 +1,80 @@
+"""Encoders: sizes known from the papers, shapes, initial weights."""
+
+import pytest
+import torch
+from torch import nn
+
+import setwise as sw
+
+
+def size(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", sw.encoders.NAMES)
+def test_features_of_images(name):
+    model = sw.encoders.create(name, stem="cifar").eval()
+    features = model(torch.randn(2, 3, 32, 32))
+    assert features.shape == (2, model.features)
+    assert sw.encoders.create(name, channels=1)(torch.randn(2, 1, 32, 32)).shape == (2, model.features)
+
+
+def test_conv4_by_hand():
+    convolutions = 9 * (3 * 8 + 8 * 16 + 16 * 32 + 32 * 64)
+    assert size(sw.encoders.create("conv4")) == convolutions + 2 * (8 + 16 + 32 + 64)
+    assert sw.encoders.create("conv4")(torch.randn(2, 3, 64, 64)).shape == (2, 64)
+
+
+@pytest.mark.parametrize("depth", [8, 32, 56])
+def test_depth_counts_the_layers_with_weights(depth):
+    layers = [m for m in sw.encoders.create(f"resnet{depth}").modules() if isinstance(m, (nn.Conv2d, nn.Linear))]
+    assert sum(not (isinstance(m, nn.Conv2d) and m.kernel_size == (1, 1)) for m in layers) == depth
+
+
+def test_resnet_32_has_he_et_als_size():
+    # 0.46 M in their Table 6, with parameter-free shortcuts and a 10-class layer: 464,154; less that layer, plus ours.
+    shortcuts = 16 * 32 + 2 * 32 + 32 * 64 + 2 * 64
+    expected = 464_154 - (64 * 10 + 10) + (64 * 64 + 64) + shortcuts
+    assert size(sw.encoders.create("resnet32")) == expected
+
+
+def test_resnet_18_and_34_have_torchvisions_size():
+    # 11,689,512 and 21,797,672 with the 1000-class layer.
+    last = 512 * 1000 + 1000
+    assert size(sw.encoders.create("resnet18")) == 11_689_512 - last
+    assert size(sw.encoders.create("resnet34")) == 21_797_672 - last
+    assert size(sw.encoders.create("resnet18", stem="cifar")) == 11_689_512 - last - 64 * 3 * (49 - 9)
+
+
+def test_the_cifar_stem_keeps_the_resolution():
+    images = torch.randn(1, 3, 32, 32)
+    assert sw.encoders.create("resnet18", stem="cifar").stem(images).shape[-2:] == (32, 32)
+    assert sw.encoders.create("resnet18").stem(images).shape[-2:] == (8, 8)
+
+
+def test_initial_weights_are_the_released_codes():
+    torch.manual_seed(0)
+    conv = sw.encoders.create("resnet56").blocks[-1].conv2
+    assert conv.weight.std().item() == pytest.approx((2 / (9 * 64)) ** 0.5, rel=0.02)
+    norm = sw.encoders.create("conv4").blocks[1]
+    assert (norm.weight == 1).all()
+    assert (norm.bias == 0).all()
+
+
+def test_head():
+    head = sw.encoders.projection_head(512, 128, 32)
+    assert head(torch.randn(4, 512)).shape == (4, 32)
+    assert [type(layer).__name__ for layer in head] == ["Linear", "BatchNorm1d", "LeakyReLU", "Linear"]
+
+
+def test_errors():
+    with pytest.raises(ValueError, match="did you mean 'resnet32'"):
+        sw.encoders.create("resnet33")
+    with pytest.raises(ValueError, match=r"expected depth 6n \+ 2 .*, got 18"):
+        sw.encoders.CifarResNet(18)
+    with pytest.raises(ValueError, match="expected depth 18 or 34, got 50"):
+        sw.encoders.ResNet(50)
+    with pytest.raises(ValueError, match="expected stem to be one of"):
+        sw.encoders.create("resnet18", stem="small")
+    with pytest.raises(ValueError, match="expected channels to be None or a positive integer, got 0"):
+        sw.encoders.create("conv4", channels=0)
