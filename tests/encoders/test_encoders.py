@@ -68,7 +68,7 @@ def test_head():
 
 
 def test_errors():
-    with pytest.raises(ValueError, match="did you mean 'resnet32'"):
+    with pytest.raises(ValueError, match="did you mean 'resnet34'"):
         sw.encoders.create("resnet33")
     with pytest.raises(ValueError, match=r"expected depth 6n \+ 2 .*, got 18"):
         sw.encoders.CifarResNet(18)

@@ -18,7 +18,7 @@ __all__ = ["NAMES", "CifarResNet", "Conv4", "ResNet", "create", "projection_head
 
 
 def create(name: Name, *, channels: int = 3, stem: Literal["imagenet", "cifar"] = "imagenet") -> nn.Module:
-    """The encoder ``name`` (one of ``NAMES``) for images of ``channels`` channels; ``stem`` is for ResNet-18 and -34."""
+    """The encoder ``name`` (one of ``NAMES``) for images of ``channels`` channels; ``stem`` is for resnet18 and 34."""
     check_option(name, NAMES, "the encoder's name")
     check_count(channels, "channels")
     if name == "conv4":

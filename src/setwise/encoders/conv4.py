@@ -8,7 +8,7 @@ from setwise.encoders.initial import released_weights_
 
 
 class Conv4(nn.Module):
-    """Four blocks of 8, 16, 32, 64 channels: conv 3×3 → BatchNorm → ReLU → average pool 2×2, the last pools globally."""
+    """Blocks of 8, 16, 32, 64 channels: conv 3×3 → BatchNorm → ReLU → average pool 2×2, the last pools globally."""
 
     features = 64
 
