@@ -12,6 +12,7 @@ from torch import Tensor
 
 import setwise as sw
 from setwise.assignment.spectrum import compress_leading, ordered_dot
+from setwise.kernels.eigh import eigh
 from setwise.losses.functional import qare, quadratic_assignment_loss
 from setwise.similarity import pairwise
 
@@ -57,6 +58,22 @@ def test_lowrank_equals_dense_in_value_and_gradient(views, options, n, e):
     torch.testing.assert_close(low, dense, rtol=1e-10, atol=1e-12 * scale)
     for got, expected in zip(torch.autograd.grad(low, (z_a, z_b)), torch.autograd.grad(dense, (z_a, z_b)), strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-11 * (scale + expected.abs().max().item()))
+
+
+@pytest.mark.parametrize(
+    ("similarity", "n", "e", "largest"),
+    [("cosine", 60, 6, 7), ("cosine", 5, 9, 5), ("sqeuclidean", 60, 6, 8), ("euclidean", 20, 6, 20)],
+)
+def test_auto_takes_the_smallest_exact_eigenvalue_problem(views, monkeypatch, similarity, n, e, largest):
+    solved = []
+
+    def record(a: Tensor) -> tuple[Tensor, Tensor]:
+        solved.append(a.shape[-1])
+        return eigh(a)
+
+    monkeypatch.setattr("setwise.assignment.spectrum.eigh", record)
+    sw.QARe(similarity=similarity)(*views(n, e)).backward()
+    assert solved == [largest]
 
 
 @pytest.mark.parametrize(("n", "e"), [(9, 3), (4, 5)])
