@@ -165,7 +165,7 @@ def compare(
     per cent, which at large N is more than what is measured.
     """
     if device.type == "cuda":
-        pairs = [(captured(plain), captured(more)) for _ in range(CAPTURES)]
+        pairs: list[tuple[Callable[[], object], ...]] = [(captured(plain), captured(more)) for _ in range(CAPTURES)]
     else:
         pairs = [(plain, more)]
     times = turns({f"{i} {which}": pair[which] for i, pair in enumerate(pairs) for which in (0, 1)}, device, seconds)
