@@ -20,6 +20,7 @@ LOSSES = {
     "qare-gap": sw.QARe(reference="truth"),
     "qare-best": sw.QARe(bound="best"),
     "qare-released": sw.QARe(clamp=1e-8, normalization="n(n-1)"),
+    "qare-euclidean-topk": sw.QARe(similarity="euclidean", spectrum="topk", k=4),
     "set": sw.SetContrastive(sw.NTXent(), beta=0.5),
     "released/simclr-qare": sw.presets("released/simclr-qare", beta=0.5),
 }
@@ -28,7 +29,6 @@ WAITING = {
     "sinkhorn": sw.AssignmentLoss(mining="one-to-one", smoothing="sinkhorn"),
     "sparsemap": sw.AssignmentLoss(mining="one-to-one", smoothing="sparsemap"),
     "qare-euclidean": sw.QARe(similarity="euclidean", bound="best"),
-    "qare-euclidean-topk": sw.QARe(similarity="euclidean", spectrum="topk", k=4),
     "qare-sqeuclidean": sw.QARe(similarity="sqeuclidean"),
 }
 

@@ -17,6 +17,7 @@ A = W diag(λ) W^T the gradient of either dot product in A is W diag(λ_B in A's
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -48,18 +49,21 @@ def compress_dense(s: Tensor) -> Compressed:
     return Compressed(s, s.new_zeros(2), s.shape[-1])
 
 
-GRAM_CHUNK = 4096  # rows multiplied at a time: a GPU has work for all its cores, and sums stay short
+GRAM_CHUNK = 512  # rows multiplied at a time: a GPU has work for all its cores, and sums stay short
 
 
 class _Gram(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor) -> Tensor:
         ctx.save_for_backward(rows)
-        count, r = rows.shape[-2] // GRAM_CHUNK, rows.shape[-1]
-        chunks = rows[..., : count * GRAM_CHUNK, :].reshape(*rows.shape[:-2], count, GRAM_CHUNK, r)
-        tail = rows[..., count * GRAM_CHUNK :, :]
-        product: Tensor = tail.mT @ tail
-        return product + (chunks.mT @ chunks).sum(-3) if count else product
+        n, r = rows.shape[-2:]
+        whole = n // GRAM_CHUNK * GRAM_CHUNK if n >= 2 * GRAM_CHUNK else 0
+        tail = rows[..., whole:, :]
+        product: Tensor = tail.mT @ tail if whole < n else rows.new_zeros(())
+        if whole:
+            chunks = rows[..., :whole, :].reshape(*rows.shape[:-2], -1, GRAM_CHUNK, r)
+            product = product + (chunks.mT @ chunks).sum(-3)
+        return product
 
     @staticmethod
     @once_differentiable
@@ -106,8 +110,7 @@ def leading_ends(s: Tensor, k: int) -> tuple[Tensor, Tensor]:
     Block Lanczos iteration: Rayleigh-Ritz on the span of (Ω, S Ω, ..., S^steps Ω) for a fixed random block Ω of
     k + OVERSAMPLING columns, every block made orthogonal to all before it. O(N² k) a step.
     """
-    generator = torch.Generator().manual_seed(0)  # a fixed block: the same S gives the same value
-    block = torch.randn(s.shape[-1], k + OVERSAMPLING, generator=generator).to(s).expand(len(s), -1, -1)
+    block = _random_block(s.shape[-1], k + OVERSAMPLING, s.dtype, s.device).expand(len(s), -1, -1)
     basis = block[..., :0]
     products = []
     for _ in range(KRYLOV_STEPS + 1):
@@ -119,6 +122,12 @@ def leading_ends(s: Tensor, k: int) -> tuple[Tensor, Tensor]:
     values, vectors = eigh(basis.mT @ torch.cat(products, -1))
     ends = torch.cat([values[..., :k], values[..., -k:]], -1)
     return ends, basis @ torch.cat([vectors[..., :k], vectors[..., -k:]], -1)
+
+
+@lru_cache(maxsize=8)  # kept, so that nothing is copied to the device in a step that is being captured
+def _random_block(n: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A fixed random block [n, columns]: the same S gives the same value."""
+    return torch.randn(n, columns, generator=torch.Generator().manual_seed(0)).to(device, dtype)
 
 
 def _orthonormal(block: Tensor) -> Tensor:

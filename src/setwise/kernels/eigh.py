@@ -113,12 +113,7 @@ class Jacobi:
         """Decompose ``a`` [B, n, n], float32 and contiguous, on the current stream of its device."""
         values = a.new_empty(a.shape[:-1])
         vectors = torch.empty_like(a)  # one a row
-        self.kernel(
-            grid=(len(a), 1, 1),
-            block=(self.plan.threads, 1, 1),
-            args=[a, values, vectors],
-            shared_mem=self.plan.shared_bytes,
-        )
+        self.kernel(grid=(len(a), 1, 1), block=(self.plan.threads, 1, 1), args=[a, values, vectors])
         return values, vectors.mT
 
 
@@ -153,8 +148,7 @@ def eigh(a: Tensor) -> tuple[Tensor, Tensor]:
     if usable(a) and n <= LARGEST:
         kernel = _kernel(n, a.device)
         if kernel is not None:
-            with torch.cuda.device(a.device):
-                values, vectors = kernel(a.reshape(-1, n, n).contiguous())
+            values, vectors = kernel(a.reshape(-1, n, n).contiguous())
             return values.reshape(a.shape[:-1]), vectors.reshape(a.shape)
     values, vectors = torch.linalg.eigh(a)
     return values, vectors

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from functools import cache
 from importlib import resources
 from typing import Any, TypeVar
 
@@ -18,16 +21,54 @@ def usable(x: Tensor) -> bool:
     return x.is_cuda and x.dtype == torch.float32 and torch.version.hip is None and not torch.compiler.is_compiling()
 
 
-def compile_kernel(file: str, name: str, defines: Mapping[str, object], shared_bytes: int = 0) -> Any:
+@cache
+def _driver() -> Any:
+    library: Any = torch.cuda._utils
+    return library._get_gpu_runtime_library().cuLaunchKernel
+
+
+class Kernel:
+    """A compiled kernel, launched on the current stream of its arguments' device.
+
+    The launch is our own because torch's opens the driver's library anew each time: an eager QARe of five launches took
+    2.2 ms with it and takes 1.7 ms without (H200, torch 2.11).
+    """
+
+    def __init__(self, compiled: Any, shared_bytes: int) -> None:
+        self.compiled, self.shared_bytes = compiled, shared_bytes
+        self.function, self.launch = compiled.func, _driver()
+        if shared_bytes:
+            compiled.set_shared_memory_config(shared_bytes)
+
+    def __call__(self, *, grid: tuple[int, int, int], block: tuple[int, int, int], args: Sequence[Any]) -> None:
+        """Launch; tensors are passed as pointers, int as int, float as double."""
+        values: list[Any] = []
+        device = None
+        for argument in args:
+            if isinstance(argument, Tensor):
+                values.append(ctypes.c_void_p(argument.data_ptr()))
+                device = argument.device
+            else:
+                values.append(ctypes.c_int(argument) if isinstance(argument, int) else ctypes.c_double(argument))
+        pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
+        with torch.cuda.device(device) if device != _current() else nullcontext():
+            stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+            status = self.launch(self.function, *grid, *block, self.shared_bytes, stream, pointers, None)
+        if status:
+            raise RuntimeError(f"expected a kernel to be launched, got CUDA driver error {status}")
+
+
+def _current() -> torch.device:
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def compile_kernel(file: str, name: str, defines: Mapping[str, object], shared_bytes: int = 0) -> Kernel:
     """The kernel ``name`` of ``file`` in this folder, with ``defines`` put before its text, for the current device."""
     text = "".join(f"#define {key} {value}\n" for key, value in defines.items())
     text += resources.files("setwise.kernels").joinpath(file).read_text()
     # Private in torch 2.11 and 2.13, and the only way to NVRTC without a build step; hence Any.
     compiler: Any = torch.cuda._compile_kernel
-    kernel = compiler(text, name)
-    if shared_bytes:
-        kernel.set_shared_memory_config(shared_bytes)
-    return kernel
+    return Kernel(compiler(text, name), shared_bytes)
 
 
 def or_none(make: Callable[[], T], what: str, instead: str, device: torch.device) -> T | None:

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from setwise.kernels.nvrtc import compile_kernel, or_none, usable
+from setwise.kernels.nvrtc import Kernel, compile_kernel, or_none, usable
 
 WARPS = 4  # rows a thread block
 
 
 @cache
-def _kernel(name: str, device: torch.device) -> Any:
+def _kernel(name: str, device: torch.device) -> Kernel | None:
     return or_none(lambda: compile_kernel("rows.cu", name, {}), f"the kernel {name}", "plain torch", device)
 
 
-def _kernel_for(name: str, x: Tensor) -> Any:
+def _kernel_for(name: str, x: Tensor) -> Kernel | None:
     return _kernel(name, x.device) if usable(x) and x.numel() else None
 
 
@@ -35,8 +34,7 @@ def unit_rows(z: Tensor, append: float | None = None) -> tuple[Tensor, Tensor]:
         rows, out_width = z.numel() // width, width + (append is not None)
         out, lengths = z.new_empty(*z.shape[:-1], out_width), z.new_empty(2, *z.shape[:-1], 1)
         arguments = [z, out, lengths, rows, width, out_width, float(append or 0)]
-        with torch.cuda.device(z.device):
-            kernel(grid=(-(-rows // WARPS), 1, 1), block=(32 * WARPS, 1, 1), args=arguments)
+        kernel(grid=(-(-rows // WARPS), 1, 1), block=(32 * WARPS, 1, 1), args=arguments)
         return out, lengths
     largest = z.abs().amax(-1, keepdim=True)
     divisor = torch.where(largest > 0, largest, 1)
@@ -55,12 +53,8 @@ def unit_rows_backward(grad: Tensor, out: Tensor, lengths: Tensor, width: int) -
         grad = grad.contiguous()
         rows, out_width = grad.numel() // grad.shape[-1], grad.shape[-1]
         grad_z = grad.new_empty(*grad.shape[:-1], width)
-        with torch.cuda.device(grad.device):
-            kernel(
-                grid=(-(-rows // WARPS), 1, 1),
-                block=(32 * WARPS, 1, 1),
-                args=[grad, out, lengths, grad_z, rows, width, out_width],
-            )
+        arguments = [grad, out, lengths, grad_z, rows, width, out_width]
+        kernel(grid=(-(-rows // WARPS), 1, 1), block=(32 * WARPS, 1, 1), args=arguments)
         return grad_z
     grad, out = grad[..., :width], out[..., :width]
     divisor, length = lengths
@@ -83,8 +77,8 @@ def meeting(values: Tensor, rest: Tensor, size: int, largest: bool) -> tuple[Ten
     if kernel is not None:
         values, rest = values.contiguous(), rest.contiguous()
         met, rest_met, value = torch.empty_like(values), torch.empty_like(rest), values.new_empty(())
-        with torch.cuda.device(values.device):
-            kernel(block=(64, 1, 1), args=[values, rest, met, rest_met, value, r, copies, beyond, int(largest)])
+        arguments = [values, rest, met, rest_met, value, r, copies, beyond, int(largest)]
+        kernel(grid=(1, 1, 1), block=(64, 1, 1), args=arguments)
         return met, rest_met, value
     places = torch.arange(r, device=values.device) + copies * (values >= rest[:, None])
     ascending = rest[:, None].repeat(1, r + copies).scatter_(1, places, values)
