@@ -16,6 +16,7 @@ from setwise.assignment.spectrum import (
     Compressed,
     compress_dense,
     compress_leading,
+    gram,
     leading_error,
     ordered_dot,
     project_ones,
@@ -148,6 +149,15 @@ def test_leading_eigenvalues_stay_within_their_stated_error(k, largest):
     ends = np.linalg.eigvalsh(pair.core.numpy())
     np.testing.assert_allclose(ends[:, -1], values[:, -1], rtol=1e-10)
     np.testing.assert_allclose(ends[:, 0], values[:, 0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("n", [3, 700, 1024, 1300])
+def test_gram_is_the_product_in_pieces(n):
+    rows = torch.randn(2, n, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
+    weight = torch.randn(2, 4, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    got, expected = gram(rows), rows.mT @ rows
+    torch.testing.assert_close(got, expected)
+    torch.testing.assert_close(*(torch.autograd.grad((x * weight).sum(), rows)[0] for x in (got, expected)))
 
 
 def test_leading_is_exact_when_nothing_is_left_out():
