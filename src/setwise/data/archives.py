@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import hashlib
 import os
@@ -120,18 +121,19 @@ def unpack(archive: Path, writer: Writer) -> None:
             )
     except DataError:
         raise
-    except _DAMAGED as error:
+    except (*_DAMAGED, OSError) as error:
+        # A damaged zip makes its reader seek before the beginning; other trouble with the system is not the archive's.
+        if isinstance(error, OSError) and not isinstance(error, gzip.BadGzipFile) and error.errno != errno.EINVAL:
+            raise
         raise DataError(
             f"expected a whole archive in {archive}, got {type(error).__name__}: {error}; it is damaged: fetch it again"
         ) from error
 
 
 def copy_folder(source: Path, writer: Writer) -> None:
-    """Copy the plain files below a folder."""
+    """Copy the plain files below a folder, but for hidden ones: an earlier manifest, decoded images, locks."""
     for path in _walk(source):
         name = path.relative_to(source).as_posix()
-        if name == MANIFEST:
-            continue  # of an earlier installation
         if not stat.S_ISREG(path.lstat().st_mode):
             raise DataError(f"expected plain files in {source}, got {name!r}, a link or device; copy what it points to")
         with path.open("rb") as stream:
@@ -140,6 +142,8 @@ def copy_folder(source: Path, writer: Writer) -> None:
 
 def _walk(folder: Path) -> Iterator[Path]:
     for path in sorted(folder.iterdir()):
+        if path.name.startswith("."):
+            continue
         if path.is_dir() and not path.is_symlink():
             yield from _walk(path)
         else:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -44,7 +43,8 @@ def cached(
             return found
         for stale in (*place.parent.glob(f"{key}-*"), *place.parent.glob(f".{key}-*")):
             shutil.rmtree(stale, ignore_errors=True)
-        partial = Path(tempfile.mkdtemp(prefix=f".{key}-", dir=place.parent))
+        partial = place.with_name(f".{key}-partial")
+        partial.mkdir()
         try:
             build(partial)
             os.replace(partial, place)

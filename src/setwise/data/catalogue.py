@@ -40,10 +40,10 @@ class Entry:
 
 _TORONTO = "https://www.cs.toronto.edu/~kriz"
 _ENTRIES = (
-    Entry("digits", "handwritten digits", 1797, "1x8x8", 10, 0),
+    Entry("digits", "handwriting", 1797, "1x8x8", 10, 0),
     Entry(
         name="cifar10",
-        what="small photographs",
+        what="photos",
         images=60_000,
         shape="3x32x32",
         classes=10,
@@ -55,7 +55,7 @@ _ENTRIES = (
     ),
     Entry(
         name="cifar100",
-        what="small photographs",
+        what="photos",
         images=60_000,
         shape="3x32x32",
         classes=100,
@@ -67,7 +67,7 @@ _ENTRIES = (
     ),
     Entry(
         name="tiny-imagenet",
-        what="a small ImageNet",
+        what="photos",
         images=110_000,
         shape="3x64x64",
         classes=200,
@@ -78,7 +78,7 @@ _ENTRIES = (
     ),
     Entry(
         name="cuhk03",
-        what="pedestrians, two views",
+        what="people",
         images=14_096,
         shape="3x128x64",
         classes=1467,

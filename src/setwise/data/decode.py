@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 SUFFIXES = (".png", ".jpg", ".jpeg")
 # Pillow's other readers are many, old, and not needed.
 FORMATS = ("PNG", "JPEG")
+# Eight bits a channel or fewer; Pillow would clip sixteen, not scale them.
+MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
 SHOW_PROGRESS_FROM = 2_000  # images; fewer take about a second
 
 
@@ -50,6 +52,8 @@ def to_array(image: Any, size: tuple[int, int] | None) -> npt.NDArray[np.uint8]:
     """A Pillow image as RGB, uint8 [H, W, 3], resized (bilinear) to ``size`` = (height, width) if that differs."""
     from PIL import Image
 
+    if image.mode not in MODES:
+        raise ValueError(f"pixels of mode {image.mode}, not eight bits a channel")
     image = image.convert("RGB")
     if size is not None and image.size != size[::-1]:
         image = image.resize(size[::-1], Image.Resampling.BILINEAR)

@@ -126,7 +126,7 @@ def _attempt(url: str, part: Path, notes: Path, most_bytes: int, progress: Any, 
                 if progress:
                     progress.update(task, total=total, completed=have)
                 try:
-                    chunk = response.read(CHUNK)
+                    chunk = response.read1(CHUNK)  # what is there: read() would lose it when the rest does not come
                 except (OSError, http.client.HTTPException) as error:
                     raise _Broken(f"{type(error).__name__} after {have:,} bytes") from error
                 if not chunk:

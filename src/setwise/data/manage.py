@@ -17,9 +17,9 @@ from setwise.data.source import check, fetch, locate, root_of
 def show_list(root: Path | None) -> None:
     """Print a table of the catalogue."""
     where = root_of(root)
-    table = Table(title=f"data sets in {where}", box=box.SIMPLE_HEAD)
-    for column in ("name", "what", "images", "classes", "download", "here", "place"):
-        right = column in ("images", "classes", "download")
+    table = Table(title=f"data sets in {where}", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for column in ("name", "what", "images", "classes", "size", "here", "place"):
+        right = column in ("images", "classes", "size")
         table.add_column(column, justify="right" if right else "left", no_wrap=column != "what")
     for entry in CATALOGUE.values():
         place = locate(entry.name, where)
@@ -32,8 +32,8 @@ def show_list(root: Path | None) -> None:
             here = "yes" if (place / MANIFEST).is_file() else "by hand"
             shown = "./" if place == where else f"{place.name}/"
         size = f"{entry.download / MB:.0f} MB" if entry.download else "-"
-        images = f"{entry.images:,} of {entry.shape}"
-        table.add_row(entry.name, entry.what, images, f"{entry.classes:,}", size, here, shown)
+        what = f"{entry.what}, {entry.shape}"
+        table.add_row(entry.name, what, f"{entry.images:,}", f"{entry.classes:,}", size, here, shown)
     Console().print(table)
 
 

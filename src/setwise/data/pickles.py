@@ -27,6 +27,7 @@ NAMES = {
     "numpy ndarray": _NDARRAY,
     "numpy dtype": _DTYPE,
 }
+LARGEST = 512 * 2**20  # bytes; the largest, CIFAR-100's train, has 155 million
 _VALUES = {
     *("BININT", "BININT1", "BININT2", "LONG1"),
     *("SHORT_BINSTRING", "BINSTRING", "BINUNICODE", "SHORT_BINUNICODE", "SHORT_BINBYTES", "BINBYTES"),
@@ -60,6 +61,8 @@ class _Refused(Exception):
 
 def read_batch(path: Path) -> dict[str, Any]:
     """The dictionary in a CIFAR python batch: str keys; values are str, int, lists of those, or uint8 arrays."""
+    if (size := path.stat().st_size) > LARGEST:
+        raise DataError(f"expected {path} of at most {LARGEST:,} bytes, got {size:,}; this is no CIFAR batch")
     raw = path.read_bytes()
     try:
         found = _run(raw)

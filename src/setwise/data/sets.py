@@ -41,8 +41,9 @@ class ImageSet:
             raise DataError(
                 f"expected labels int64 of shape ({n},), got {self.labels.dtype} {tuple(self.labels.shape)}"
             )
-        if n and not 0 <= int(self.labels.min()) <= int(self.labels.max()) < len(self.classes):
-            raise DataError(f"expected labels from 0 to {len(self.classes) - 1}, got up to {int(self.labels.max())}")
+        low, high = (int(self.labels.min()), int(self.labels.max())) if n else (0, 0)
+        if n and not 0 <= low <= high < len(self.classes):
+            raise DataError(f"expected labels from 0 to {len(self.classes) - 1}, got {low} to {high}")
 
     def __len__(self) -> int:
         """Number of images."""

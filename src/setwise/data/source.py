@@ -62,7 +62,8 @@ def fetch(
         raise DataError("expected a data set to fetch, got 'digits', which comes with scikit-learn; just load it")
     if source is None and not entry.archives:
         raise DataError(
-            f"expected a --source for {name}: it must be downloaded by hand; {entry.by_hand} (or put it into {where / name})"
+            f"expected a --source for {name}, which must be downloaded by hand; "
+            f"{entry.by_hand}, or put it into {where / name}"
         )
     from filelock import FileLock
 
@@ -79,10 +80,12 @@ def fetch(
         given, fetched = _local(entry, str(source if source is not None else entry.archives[0].url), where)
         try:
             _install(entry, given, place, md5)
-        finally:
-            # A complete download is of no further use: installed it takes space, refused it would be refused again.
-            if fetched:
+        except DataError:
+            if fetched:  # it would be refused again
                 given.unlink(missing_ok=True)
+            raise
+        if fetched:
+            given.unlink(missing_ok=True)
     return place
 
 
@@ -92,7 +95,8 @@ def _local(entry: Entry, source: str, root: Path) -> tuple[Path, bool]:
     if parts.scheme in ("http", "https"):
         base = re.sub(r"[^\w.-]", "_", parts.path.rsplit("/", 1)[-1])[-80:]
         dest = root / ".downloads" / f"{hashlib.sha256(source.encode()).hexdigest()[:8]}-{base}"
-        download(source, dest, most_bytes=entry.most_bytes)
+        if not dest.is_file():  # else complete, but not installed: the process was stopped, or the disk was full
+            download(source, dest, most_bytes=entry.most_bytes)
         return dest, True
     if parts.scheme == "file" and parts.netloc in ("", "localhost"):
         path = Path(url2pathname(parts.path))

@@ -1,0 +1,217 @@
+"""Archives: honest ones come out whole; hostile ones leave nothing outside the target."""
+
+import gzip
+import hashlib
+import io
+import os
+import stat
+import tarfile
+import zipfile
+
+import pytest
+
+from setwise.data import archives
+from setwise.data.archives import Writer, copy_folder, unpack
+from setwise.data.errors import DataError
+
+FILES = {"a/one.bin": b"1" * 5000, "a/b/two.txt": b"two", "three": b""}
+
+
+@pytest.fixture
+def writer(tmp_path):
+    target = tmp_path / "jail" / "target"
+    target.mkdir(parents=True)
+    return Writer(target, 100_000, 10, tmp_path / "archive")
+
+
+def tar(path, members, mode="w:gz"):
+    """``members``: (TarInfo or name, content)."""
+    with tarfile.open(path, mode) as file:
+        for info, content in members:
+            info = tarfile.TarInfo(info) if isinstance(info, str) else info
+            if info.isreg() and not info.size:
+                info.size = len(content)
+            file.addfile(info, io.BytesIO(content))
+
+
+def below(folder):
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize("kind", ["w:gz", "w", "zip", "folder"])
+def test_honest_archives_come_out_whole(writer, tmp_path, kind):
+    source = tmp_path / "source"
+    if kind == "folder":
+        for name, content in FILES.items():
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            (source / name).write_bytes(content)
+        (source / ".setwise.json").write_bytes(b"an older one")
+        (source / ".decoded").mkdir()
+        (source / ".decoded" / "images.npy").write_bytes(b"not of the set")
+        copy_folder(source, writer)
+    elif kind == "zip":
+        with zipfile.ZipFile(source, "w", zipfile.ZIP_DEFLATED) as file:
+            file.mkdir("a")
+            for name, content in FILES.items():
+                file.writestr(name, content)
+        unpack(source, writer)
+    else:
+        folder = tarfile.TarInfo("./a")
+        folder.type, folder.mode = tarfile.DIRTYPE, 0o755
+        tar(source, [(folder, b""), *FILES.items()], kind)
+        unpack(source, writer)
+    assert below(writer.target) == FILES
+    assert writer.files == {name: (len(c), hashlib.sha256(c).hexdigest()) for name, c in FILES.items()}
+
+
+OUTSIDE = ["../out", "a/../../out", "/tmp/out", "a/../..", "..", "", "c:/out", "a\\..\\..\\out", "./../out"]
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+@pytest.mark.parametrize("kind", ["tar", "zip"])
+def test_members_outside_the_target_are_refused(writer, tmp_path, name, kind):
+    source = tmp_path / "source"
+    if kind == "tar":
+        tar(source, [("fine", b"x"), (name, b"evil")])
+    else:
+        with zipfile.ZipFile(source, "w") as file:
+            file.writestr("fine", b"x")
+            file.writestr(zipfile.ZipInfo(name), b"evil")
+    with pytest.raises(DataError, match="a path that leads outside the target; do not|IndexError.*it is damaged"):
+        unpack(source, writer)
+    assert set(below(tmp_path / "jail")) == {"target/fine"}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *(tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE),
+        *(tarfile.FIFOTYPE, tarfile.CONTTYPE, tarfile.GNUTYPE_SPARSE),
+    ],
+)
+def test_links_and_devices_in_tars_are_refused(writer, tmp_path, kind):
+    info = tarfile.TarInfo("evil")
+    info.type, info.linkname = kind, "../../secret"
+    (tmp_path / "secret").write_bytes(b"secret")
+    tar(tmp_path / "source", [(info, b""), ("evil/more", b"x")])
+    with pytest.raises(DataError, match="evil"):
+        unpack(tmp_path / "source", writer)
+    assert not list(writer.target.iterdir())
+
+
+def test_links_in_zips_and_folders_are_refused(writer, tmp_path):
+    info = zipfile.ZipInfo("evil")
+    info.external_attr = (stat.S_IFLNK | 0o777) << 16
+    with zipfile.ZipFile(tmp_path / "source", "w") as file:
+        file.writestr(info, "/etc/passwd")
+    with pytest.raises(DataError, match="'evil', a link, device or other special file"):
+        unpack(tmp_path / "source", writer)
+    (tmp_path / "folder").mkdir()
+    os.symlink("/etc/passwd", tmp_path / "folder" / "evil")
+    with pytest.raises(DataError, match="'evil', a link or device; copy what it points to"):
+        copy_folder(tmp_path / "folder", writer)
+    assert not list(writer.target.iterdir())
+
+
+def test_bombs_are_refused_before_they_fill_the_disk(writer, tmp_path):
+    source = tmp_path / "source"
+    with zipfile.ZipFile(source, "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("bomb", bytes(50_000_000))
+    with pytest.raises(DataError, match="'bomb', which goes beyond 100,000 bytes"):
+        unpack(source, writer)
+    # A declared size that is not the truth: the bytes that come are what counts.
+    raw = bytearray(source.read_bytes())
+    central = raw.rindex(b"PK\x01\x02")
+    for at in (22, central + 24):
+        raw[at : at + 4] = (1000).to_bytes(4, "little")
+    source.write_bytes(raw)
+    with pytest.raises(DataError, match="bomb|CRC"):
+        unpack(source, writer)
+    tar(source, [("bomb", bytes(50_000_000))])
+    with pytest.raises(DataError, match="'bomb', which goes beyond 100,000 bytes"):
+        unpack(source, writer)
+    assert sum(len(c) for c in below(tmp_path / "jail").values()) <= writer.most_bytes
+
+
+def test_the_bytes_that_come_count_not_the_size_declared(writer):
+    with pytest.raises(DataError, match="'more', which goes beyond 100,000 bytes"):
+        writer.file("more", io.BytesIO(bytes(3_000_000)), 10)
+    assert (writer.target / "more").stat().st_size <= writer.most_bytes
+    with pytest.raises(DataError, match="expected 'less' of 10 bytes in .*archive, got 4; fetch it again"):
+        writer.file("less", io.BytesIO(b"four"), 10)
+    assert writer.files == {}
+
+
+def test_a_bomb_in_a_header_is_refused(writer, tmp_path, monkeypatch):
+    # 300 MB of "long name", 300 kB when compressed: tarfile would read it into memory before anybody sees a member.
+    info = tarfile.TarInfo("././@LongLink")
+    info.type, info.size = tarfile.GNUTYPE_LONGNAME, 300_000_000
+    with gzip.open(tmp_path / "source", "wb", compresslevel=1) as file:
+        file.write(info.tobuf(format=tarfile.GNU_FORMAT))
+        for _ in range(300):
+            file.write(bytes(1_000_000))
+    taken = 0
+    read = archives._Capped.read
+
+    def counting(self, size=archives.CHUNK):
+        nonlocal taken
+        data = read(self, size)
+        taken += len(data)
+        return data
+
+    monkeypatch.setattr(archives._Capped, "read", counting)
+    with pytest.raises(DataError, match="unpacks to more than this data set can have"):
+        unpack(tmp_path / "source", writer)
+    assert taken < 3_000_000
+
+
+def test_too_many_files_and_names_twice(writer, tmp_path):
+    source = tmp_path / "source"
+    tar(source, [(f"f{k}", b"") for k in range(11)])
+    with pytest.raises(DataError, match="'f10', one file more than 10"):
+        unpack(source, writer)
+    folders = []
+    for k in range(50):
+        info = tarfile.TarInfo(f"d{k}")
+        info.type = tarfile.DIRTYPE
+        folders.append((info, b""))
+    tar(source, folders)
+    with pytest.raises(DataError, match="one of too many members"):
+        unpack(source, Writer(tmp_path / "jail", 100_000, 10, source))
+    for names, said in (
+        (["x", "x"], "occurs twice"),
+        (["y", "y/z"], "a file and a folder"),
+        (["z" * 300], "cannot be used"),
+    ):
+        tar(source, [(name, b"1") for name in names])
+        with pytest.raises(DataError, match=said):
+            unpack(source, Writer(tmp_path / "jail", 100_000, 10, source))
+
+
+def test_an_archive_cannot_bring_a_manifest(writer, tmp_path):
+    tar(tmp_path / "source", [(".setwise.json", b"{}")])
+    with pytest.raises(DataError, match="a name that cannot be used"):
+        unpack(tmp_path / "source", writer)
+
+
+@pytest.mark.parametrize("kind", ["tar", "zip"])
+def test_damaged_archives_are_named(tmp_path, kind):
+    source = tmp_path / "source"
+    content = os.urandom(20_000)
+    if kind == "tar":
+        tar(source, [("one", content)])
+    else:
+        with zipfile.ZipFile(source, "w") as file:
+            file.writestr("one", content)
+    whole = source.read_bytes()
+    flipped = bytearray(whole)
+    flipped[10_000] ^= 1
+    for k, raw in enumerate((whole[:10_000], bytes(flipped), whole[:-10])):
+        source.write_bytes(raw)
+        target = tmp_path / str(k)
+        target.mkdir()
+        with pytest.raises(DataError, match=r"source.*fetch it again"):
+            unpack(source, Writer(target, 100_000, 10, source))
+    source.write_bytes(b"no archive")
+    with pytest.raises(DataError, match="expected a .zip, .tar.gz or .tar archive"):
+        unpack(source, Writer(target, 100_000, 10, source))

@@ -1,0 +1,130 @@
+"""The two forms, the split by identity, and matched halves."""
+
+import numpy as np
+import pytest
+import torch
+
+import setwise as sw
+from setwise.data.sets import split_sizes
+
+
+def images(n, width=6):
+    x = torch.randint(0, 256, (n, 3, 4, width), generator=torch.Generator().manual_seed(1)).to(torch.uint8)
+    return sw.data.ImageSet("made", "train", x, torch.arange(n) % 3, ("a", "b", "c"), (0.5,) * 3, (0.25,) * 3)
+
+
+def matched(rows_a, rows_b):
+    x = torch.arange(12, dtype=torch.uint8).reshape(12, 1, 1, 1)
+    names = tuple(f"id{k}" for k in range(len(rows_a)))
+    return sw.data.MatchedSet("made", "all", x, torch.tensor(rows_a), torch.tensor(rows_b), names, (0.5,), (0.25,))
+
+
+def test_halves_are_the_two_sides_of_the_same_image():
+    whole = images(5, width=7)
+    halves = sw.data.matched_halves(whole)
+    assert len(halves) == 5
+    assert torch.equal(halves.first_a, whole.images[:, :, :, :3])
+    assert torch.equal(halves.first_b, whole.images[:, :, :, 4:])  # column 3 is in neither
+    assert halves.identities == ("0", "1", "2", "3", "4")
+
+
+def test_halves_draw_instances_by_seed():
+    whole = images(50)
+    one, same, other = (sw.data.matched_halves(whole, instances=20, seed=s) for s in (0, 0, 1))
+    assert one.identities == same.identities != other.identities
+    assert len(set(one.identities)) == 20
+    for k, name in enumerate(one.identities):
+        assert torch.equal(torch.cat([one.first_a[k], one.first_b[k]], dim=-1), whole.images[int(name)])
+
+
+def test_split_sizes_by_hand():
+    assert split_sizes(1467) == (1027, 220, 220)  # the paper's identities
+    assert split_sizes(100) == (70, 15, 15)
+    assert split_sizes(1) == (1, 0, 0)
+    assert all(sum(split_sizes(n)) == n and min(split_sizes(n)) >= 0 for n in range(200))
+
+
+def test_parts_share_no_identity_and_keep_every_shot_with_its_identity():
+    a = [[0, 1], [2, -1], [4, -1], [6, 7], [10, -1]]
+    b = [[3, -1], [5, -1], [8, 9], [11, -1], [1, -1]]
+    whole = matched(a, b)
+    parts = whole.parts(seed=3)
+    assert {k: len(p) for k, p in parts.items()} == {"train": 4, "val": 1, "test": 0}
+    assert sorted(name for p in parts.values() for name in p.identities) == list(whole.identities)
+    for part in parts.values():
+        for k, name in enumerate(part.identities):
+            for found, truth in ((part.shots_a[k], a), (part.shots_b[k], b)):
+                # The one pixel of image k is k.
+                values = [int(part.images[i].item()) for i in found if i >= 0]
+                assert values == [i for i in truth[int(name[2:])] if i >= 0]
+    assert len(parts["val"].images) == len({int(x) for x in parts["val"].images.flatten()})
+    assert whole.parts(seed=3)["train"].identities == parts["train"].identities
+    assert any(whole.parts(seed=s)["train"].identities != parts["train"].identities for s in range(4, 9))
+
+
+def test_forms_are_checked():
+    x, y = torch.zeros(2, 3, 4, 4, dtype=torch.uint8), torch.zeros(2, dtype=torch.long)
+    norm = ((0.5,) * 3, (0.25,) * 3)
+    with pytest.raises(sw.data.DataError, match=r"expected images uint8 of shape \(N, C, H, W\), got torch.float32"):
+        sw.data.ImageSet("x", "train", x.float(), y, ("a",), *norm)
+    with pytest.raises(sw.data.DataError, match="expected labels from 0 to 0, got 1 to 1"):
+        sw.data.ImageSet("x", "train", x, y + 1, ("a",), *norm)
+    with pytest.raises(sw.data.DataError, match=r"labels int64 of shape \(2,\)"):
+        sw.data.ImageSet("x", "train", x, y[:1], ("a",), *norm)
+    with pytest.raises(sw.data.DataError, match="a mean and a std for 3 channels, got 1 and 1"):
+        sw.data.ImageSet("x", "train", x, y, ("a",), (0.5,), (0.5,))
+    with pytest.raises(sw.data.DataError, match="every identity in both views, got 1 without shots_b"):
+        matched([[0], [1]], [[2], [-1]])
+    with pytest.raises(sw.data.DataError, match="expected shots_a to index 12 images, got 12"):
+        matched([[12]], [[1]])
+    with pytest.raises(ValueError, match="at most the 5 images of made, got instances=6"):
+        sw.data.matched_halves(images(5), instances=6)
+    with pytest.raises(ValueError, match="at least two pixels wide, got 1"):
+        sw.data.matched_halves(images(5, width=1))
+
+
+def test_digits_are_scikit_learns():
+    from sklearn.datasets import load_digits
+
+    truth = load_digits()
+    train, test = sw.data.load("digits"), sw.data.load("digits", split="test")
+    assert (len(train), len(test)) == (1297, 500)
+    assert train.images.shape[1:] == (1, 8, 8)
+    assert train.classes == tuple("0123456789")
+    # Every image once, with its label; 255/16 of the grey value, undone exactly.
+    both = torch.cat([train.images, test.images]).squeeze(1).double() * 16 / 255
+    rows = np.column_stack([both.round().flatten(1).numpy(), torch.cat([train.labels, test.labels]).numpy()])
+    expected = np.column_stack([truth.data, truth.target])
+    assert np.array_equal(rows[np.lexsort(rows.T)], expected[np.lexsort(expected.T)])
+    assert train.images.max() == 255
+    np.testing.assert_allclose(train.mean[0], train.images.numpy().mean() / 255)
+    np.testing.assert_allclose(train.std[0], train.images.numpy().std() / 255)
+    # The split is a promise: the first labels of each, written down.
+    assert train.labels[:8].tolist() == [6, 5, 5, 7, 9, 9, 8, 4]
+    assert test.labels[:8].tolist() == [3, 0, 7, 1, 3, 8, 3, 4]
+
+
+def test_load_matched_splits_the_halves_of_the_digits():
+    parts = {
+        split: sw.data.load_matched("digits", split=split, instances=100, seed=5) for split in ("train", "val", "test")
+    }
+    assert [len(p) for p in parts.values()] == [70, 15, 15]
+    whole = sw.data.load_matched("digits", split="all", instances=100, seed=5)
+    assert sorted(whole.identities) == sorted(n for p in parts.values() for n in p.identities)
+    assert whole.split == "all"
+    digits = sw.data.load("digits")
+    for k, name in enumerate(parts["val"].identities):
+        assert torch.equal(parts["val"].first_b[k], digits.images[int(name), :, :, 4:])
+
+
+def test_names_and_options_are_checked():
+    with pytest.raises(ValueError, match="did you mean 'cifar10'"):
+        sw.data.load("cifar1O")
+    with pytest.raises(ValueError, match="expected split to be one of 'train', 'test', got 'val'"):
+        sw.data.load("digits", split="val")
+    with pytest.raises(ValueError, match=r"expected size=None for digits, whose images are of one size, got \(8, 8\)"):
+        sw.data.load("digits", size=(8, 8))
+    with pytest.raises(ValueError, match="expected boxes=None for digits, got 'labeled'; it is for cuhk03"):
+        sw.data.load("digits", boxes="labeled")
+    with pytest.raises(ValueError, match="expected split to be one of"):
+        sw.data.load_matched("digits", split="everything")
