@@ -117,6 +117,12 @@ def test_load_matched_splits_the_halves_of_the_digits():
         assert torch.equal(parts["val"].first_b[k], digits.images[int(name), :, :, 4:])
 
 
+def test_the_seed_draws_the_split():
+    zero, same, one = (sw.data.load_matched("digits", seed=seed).identities for seed in (0, 0, 1))
+    assert zero == same != one
+    assert len(zero) == len(one) == round(0.7 * 1297)
+
+
 def test_names_and_options_are_checked():
     with pytest.raises(ValueError, match="did you mean 'cifar10'"):
         sw.data.load("cifar1O")
