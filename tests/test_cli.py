@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from PIL import Image
 
 from setwise import demo
 from setwise.cli import main
@@ -40,3 +41,15 @@ def test_bench_qare_measures_and_draws(tmp_path):
     assert record["terms"]["ms"]["dense"] > 20 * record["terms"]["ms"]["lowrank"]
     assert record["terms"]["euclidean_top8_relative_error"] < 0.05
     assert (tmp_path / "bench-qare.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_data_preview_draws_images_beside_their_views(tmp_path, capsys):
+    out = tmp_path / "sheet.png"
+    main(["data", "preview", "digits", "--images", "3", "--columns", "2", "--out", str(out)])
+    assert str(out) in capsys.readouterr().out
+    with Image.open(out) as sheet:
+        assert sheet.height > 3 * 96
+        assert sheet.width > 3 * 96
+        assert len(sheet.getcolors(2**24)) > 10
+    with pytest.raises(SystemExit, match="expected .*cifar10.*fetch"):
+        main(["data", "preview", "cifar10", "--root", str(tmp_path)])

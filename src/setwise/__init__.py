@@ -4,7 +4,7 @@
 >>> loss = sw.SetContrastive(sw.InfoNCE(temperature=0.05), beta=0.5)    # loss(z_a, z_b) -> scalar
 """
 
-from setwise import assignment, data, encoders
+from setwise import assignment, data, encoders, views
 from setwise.assignment import matching_accuracy
 from setwise.losses import functional
 from setwise.losses.modules import (
@@ -39,4 +39,5 @@ __all__ = [
     "functional",
     "matching_accuracy",
     "presets",
+    "views",
 ]

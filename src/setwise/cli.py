@@ -13,7 +13,7 @@ from tyro.extras import SubcommandApp
 T = TypeVar("T")
 app, bench, data = SubcommandApp(), SubcommandApp(), SubcommandApp()
 app.command(bench, name="bench", help="Measure what things cost.")
-app.command(data, name="data", help="See, fetch and check data sets.")
+app.command(data, name="data", help="See, fetch, check and preview data sets.")
 Root = Annotated[Path | None, tyro.conf.arg(help="folder of the data sets; $SETWISE_DATA or ~/.cache/setwise if none")]
 Name = Annotated[str, tyro.conf.Positional, tyro.conf.arg(help="as `setwise data list` shows it")]
 
@@ -79,6 +79,24 @@ def data_check(name: Name, root: Root = None) -> None:
 
     if not _told(lambda: check_and_tell(name, root)):
         sys.exit(1)
+
+
+@data.command(name="preview")
+def data_preview(
+    name: Name,
+    root: Root = None,
+    views: Annotated[
+        Literal["self-supervised", "supervised", "matching", "none"], tyro.conf.arg(help="preset of augmentations")
+    ] = "self-supervised",
+    images: Annotated[int, tyro.conf.arg(help="how many images, drawn at random")] = 8,
+    columns: Annotated[int, tyro.conf.arg(help="views of each")] = 8,
+    seed: int = 0,
+    out: Annotated[Path, tyro.conf.arg(help="the PNG file to write")] = Path("out/preview.png"),
+) -> None:
+    """Draw a contact sheet: images of a data set beside views of them."""
+    from setwise.views.preview import write_preview
+
+    print(_told(lambda: write_preview(name, root, views, images=images, columns=columns, seed=seed, out=out)))
 
 
 def _told(call: Callable[[], T]) -> T:

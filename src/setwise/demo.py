@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from setwise.assignment import matching_accuracy
+from setwise.data import load, matched_halves
 from setwise.losses.modules import AssignmentLoss
 from setwise.losses.presets import presets
 from setwise.similarity import pairwise
@@ -26,13 +27,10 @@ ONE_TO_ONE = {
 }
 
 
-def halves() -> tuple[Tensor, Tensor]:
-    """The two halves of scikit-learn's 1,797 digits, [1797, 32] each, in a fixed random order."""
-    from sklearn.datasets import load_digits  # here: it takes half a second to import
-
-    images = torch.from_numpy(load_digits().images).float() / 16
-    images = images[torch.randperm(len(images), generator=torch.Generator().manual_seed(0))]
-    return images[:, :, :4].flatten(1), images[:, :, 4:].flatten(1)
+def halves(split: str) -> tuple[Tensor, Tensor]:
+    """Left and right halves of the digits of a split, [N, 32] each."""
+    pairs = matched_halves(load("digits", split=split))
+    return tuple(view.flatten(1).float() / 255 for view in (pairs.first_a, pairs.first_b))  # type: ignore[return-value]
 
 
 class TwoSided(nn.Module):
@@ -77,10 +75,7 @@ def run(*, out: Path | None = Path("out/demo.png"), seed: int = 1, steps: int = 
     """Train every loss, show what each reaches, draw the similarity matrices to ``out``; returns the accuracies."""
     console = Console()
     started = time.perf_counter()
-    left, right = halves()
-    held_out = slice(1297, 1797)
-    test = left[held_out], right[held_out]
-    data = left[: held_out.start], right[: held_out.start]
+    data, test = halves("train"), halves("test")
     console.print(
         f"[bold]Which right half belongs to which left half?[/] {len(data[0])} digits to learn from, {len(test[0])} "
         f"held out in sets of {HELD_OUT_SET}. Guessing gets 1 %.\n"

@@ -1,0 +1,102 @@
+"""The parameters of views, drawn per sample by plain torch operations; kernels/views.cu draws the same bits.
+
+A sample has eight blocks of four words from Philox. The key is the seed; the counter is the low and the high word of
+the sample's index, the epoch, and 16 view + block:
+
+    blocks 0-4   ten tries of a crop: area, aspect, area, aspect
+    block 5      top, left, flip, whether to jitter
+    block 6      brightness, contrast, saturation, hue
+    block 7      order of the jitter's parts, greyscale, two words unused
+
+What is real is computed in float64 by operations that IEEE 754 rounds correctly (+ - * / sqrt, and an exponential
+made of them), one rounding each, so that the parameters are the same bits on every device.
+"""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import torch
+from torch import Tensor
+
+from setwise.kernels.views import BLOCKS, EXP_COEFFICIENTS, EXP_HALVINGS, TRIES, Parameters, Ranges
+from setwise.views.philox import MASK, philox
+
+ORDERS = tuple(permutations(range(4)))  # lexicographic
+
+
+def exponential(x: Tensor) -> Tensor:
+    """exp(x) for float64 |x| <= 3 to 1e-14, by correctly rounded operations only: exp(x / 16)^16, a series inside."""
+    x = x * 0.5**EXP_HALVINGS
+    y = torch.full_like(x, EXP_COEFFICIENTS[-1])
+    for coefficient in reversed(EXP_COEFFICIENTS[:-1]):
+        y = y.mul_(x).add_(coefficient)
+    for _ in range(EXP_HALVINGS):
+        y = y.mul_(y)
+    return y
+
+
+def uniform(words: Tensor) -> Tensor:
+    """The words as numbers in [0, 1), float64, exact."""
+    return words.double().mul_(2.0**-32)
+
+
+def below(words: Tensor, n: Tensor | int) -> Tensor:
+    """Uniform integers in [0, n): the high half of word * n."""
+    return (words * n) >> 32
+
+
+def fallback_box(size: tuple[int, int], aspect: tuple[float, float]) -> tuple[int, int, int, int]:
+    """The central crop that takes the place of ten that did not fit: as much of the image as its aspect allows."""
+    height, width = size
+    if width / height < aspect[0]:
+        h, w = round(width / aspect[0]), width
+    elif width / height > aspect[1]:
+        h, w = height, round(height * aspect[1])
+    else:
+        h, w = height, width
+    return (height - h) // 2, (width - w) // 2, h, w
+
+
+def resized_box(words: Tensor, size: tuple[int, int], ranges: Ranges) -> Tensor:
+    """Top, left, height, width [B, 4] of a crop of random area and aspect: the first of ten tries that fits."""
+    height, width = size
+    tries = uniform(words[:, :, : TRIES // 2]).view(2, 2, -1, TRIES // 2)
+    tries = tries.permute(1, 2, 3, 0).flatten(2)  # area and aspect [2, B, TRIES]
+    area = (tries[0] * ranges.area[1] + ranges.area[0]) * (height * width)
+    aspect = exponential(tries[1] * ranges.log_aspect[1] + ranges.log_aspect[0])
+    h = (area / aspect).sqrt_().round_().long()
+    w = (area * aspect).sqrt_().round_().long()
+    fits = (w > 0) & (w <= width) & (h > 0) & (h <= height)
+    first = fits.byte().argmax(1, keepdim=True)
+    h, w = h.gather(1, first)[:, 0], w.gather(1, first)[:, 0]
+    top, left = below(words[0, :, 5], height - h + 1), below(words[1, :, 5], width - w + 1)
+    found = torch.stack([top, left, h, w], 1)
+    return torch.where(fits.any(1, keepdim=True), found, found.new_tensor(ranges.fallback))
+
+
+def draw(ranges: Ranges, samples: Tensor, seed: Tensor, epoch: Tensor, view: int, size: tuple[int, int]) -> Parameters:
+    """Parameters of one view of each sample. ``samples`` [B], ``seed`` and ``epoch`` [] are int64 on one device."""
+    counter = samples.new_empty(4, len(samples), BLOCKS)
+    counter[0] = (samples & MASK)[:, None]
+    counter[1] = ((samples >> 32) & MASK)[:, None]
+    counter[2] = epoch & MASK
+    counter[3] = torch.arange(16 * view, 16 * view + BLOCKS, device=samples.device)
+    words = philox(counter, torch.stack([seed & MASK, (seed >> 32) & MASK]))  # [4, B, BLOCKS]
+    if ranges.crop == "resized":
+        box = resized_box(words, size, ranges)
+    else:
+        margin = ranges.padding if ranges.crop == "padded" else 0
+        corner = below(words[:2, :, 5].T, 2 * margin + 1) - margin
+        box = torch.cat([corner, corner.new_tensor([size]).expand(len(samples), 2)], 1)
+    switches, colours, rest = uniform(words[:, :, 5:].movedim(0, 2)).unbind(1)  # [B, 4] each
+    low, span = (colours.new_tensor(numbers) for numbers in (ranges.factors_low, ranges.factors_span))
+    orders = torch.tensor(ORDERS, dtype=torch.int32, device=samples.device)
+    return Parameters(
+        box=box.int(),
+        flip=switches[:, 2] < ranges.flip,
+        jitter=switches[:, 3] < ranges.jitter,
+        factors=(colours * span + low).float(),
+        order=orders[below(words[0, :, 7], len(ORDERS))],
+        grey=rest[:, 1] < ranges.grey,
+    )

@@ -1,0 +1,277 @@
+"""Views: which augmentations, with which parameters, and the presets of the paper's experiments."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from setwise.checks import check_number, check_option
+from setwise.kernels import views as kernels
+from setwise.kernels.views import Finish, Parameters, Ranges
+from setwise.views import draw as plain_draw
+from setwise.views import render as plain_render
+
+CROPS = ("none", "resized", "padded")
+DTYPES = (torch.float32, torch.bfloat16)
+MAX_ASPECT = 16.0  # the exponential of draw.py is exact to 1e-14 up to here
+
+
+@dataclass(frozen=True)
+class Views:
+    """Random views of images, computed for whole batches where the images are.
+
+        views = preset("self-supervised", mean=(0.491, 0.482, 0.447), std=(0.247, 0.243, 0.262))
+        a, b = views.pair(images[index], samples=index, seed=1, epoch=epoch)
+
+    In this order: crop, flip, colour jitter, greyscale, normalisation, each as torchvision does it on images in
+    [0, 1]. Where nothing is set, nothing is done. Parameters are drawn for each sample on its own, from (seed, epoch,
+    sample, view) alone: a view does not depend on the batch, the process or the device that it is drawn in.
+
+    On a CUDA device: one launch that waits for nothing and can be captured in a CUDA graph, once it was called
+    outside of one; let ``seed``, ``epoch`` and ``samples`` be tensors there, and a replay reads what they then hold.
+    """
+
+    crop: str = "none"  # "resized": random area and aspect, enlarged to the size of the image; "padded": a shift
+    area: tuple[float, float] = (0.08, 1.0)  # share of the image
+    aspect: tuple[float, float] = (3 / 4, 4 / 3)  # width / height, uniform in its logarithm
+    padding: int = 4  # pixels, black
+    flip: float = 0.0  # probability
+    brightness: float = 0.0  # factors are uniform in [max(0, 1 - x), 1 + x]
+    contrast: float = 0.0
+    saturation: float = 0.0
+    hue: float = 0.0  # uniform in [-x, x] turns
+    jitter: float = 0.0  # probability of these four, in random order
+    grey: float = 0.0  # probability
+    mean: tuple[float, ...] = (0.0,)  # one number for all channels, or one for each
+    std: tuple[float, ...] = (1.0,)
+
+    def __post_init__(self) -> None:
+        """Raise if a number makes no sense."""
+        check_option(self.crop, CROPS, "crop")
+        for name in ("flip", "jitter", "grey"):
+            _check_range((getattr(self, name),), name, 0, 1)
+        for name in ("brightness", "contrast", "saturation"):
+            check_number(getattr(self, name), name, least=0)
+        _check_range((self.hue,), "hue", 0, 0.5)
+        _check_range(self.area, "area", 0, 1)
+        _check_range(self.aspect, "aspect", 1 / MAX_ASPECT, MAX_ASPECT)
+        for name in ("area", "aspect"):
+            ends = getattr(self, name)
+            if len(ends) != 2 or not 0 < ends[0] <= ends[1]:
+                raise ValueError(f"expected {name} to be two numbers, the smaller one first and above 0, got {ends!r}")
+        if not isinstance(self.padding, int) or self.padding < 0:
+            raise ValueError(f"expected padding to be a number of pixels, 0 or more, got {self.padding!r}")
+        if len(self.mean) != len(self.std) or len(self.mean) not in (1, 3):
+            raise ValueError(f"expected mean and std of 1 or 3 numbers each, got {self.mean!r} and {self.std!r}")
+        for value in self.mean:
+            check_number(value, "mean")
+        for value in self.std:
+            check_number(value, "std", above=0)
+
+    def ranges(self, size: tuple[int, int]) -> Ranges:
+        """What the parameters for images of this size are drawn from."""
+        widths = (self.brightness, self.contrast, self.saturation)
+        low = *(max(0.0, 1.0 - x) for x in widths), -float(self.hue)
+        high = *(1.0 + x for x in widths), float(self.hue)
+        log_low, log_high = math.log(self.aspect[0]), math.log(self.aspect[1])
+        return Ranges(
+            crop=self.crop,
+            area=(float(self.area[0]), float(self.area[1] - self.area[0])),
+            log_aspect=(log_low, log_high - log_low),
+            padding=self.padding,
+            fallback=plain_draw.fallback_box(size, self.aspect),
+            flip=float(self.flip),
+            jitter=float(self.jitter),
+            factors_low=low,
+            factors_span=tuple(b - a for a, b in zip(low, high, strict=True)),
+            grey=float(self.grey),
+        )
+
+    def finish(self, channels: int, dtype: torch.dtype, channels_last: bool) -> Finish:
+        """What becomes of values in [0, 1] in the end."""
+        if dtype not in DTYPES:
+            raise ValueError(f"expected dtype to be one of {', '.join(map(str, DTYPES))}, got {dtype}")
+        if len(self.mean) not in (1, channels):
+            raise ValueError(
+                f"expected mean and std of 1 or {channels} numbers for images of {channels} channels, "
+                f"got {len(self.mean)}; replace(views, mean=..., std=...) changes them"
+            )
+        repeat = channels // len(self.mean)
+        scale = tuple(1 / float(std) for std in self.std)
+        shift = tuple(-float(mean) / float(std) for mean, std in zip(self.mean, self.std, strict=True))
+        return Finish(scale * repeat, shift * repeat, dtype, channels_last)
+
+    def draw(
+        self,
+        samples: Tensor,
+        size: tuple[int, int],
+        *,
+        seed: int | Tensor,
+        epoch: int | Tensor,
+        view: int = 0,
+    ) -> Parameters:
+        """Parameters of view number ``view`` of the samples [B] (their places in the data set), H x W = ``size``.
+
+        ``seed`` and ``epoch`` are integers or tensors [] of int64, of which the epoch counts modulo 2^32. The same
+        bits on the CPU and on a GPU.
+        """
+        seed, epoch = _keys(samples, seed, epoch, view)
+        ranges = self.ranges(size)
+        drawn = kernels.draw(ranges, samples, seed, epoch, view, size)
+        return plain_draw.draw(ranges, samples, seed, epoch, view, size) if drawn is None else drawn
+
+    @torch.no_grad()
+    def apply(
+        self,
+        images: Tensor,
+        parameters: Parameters,
+        *,
+        dtype: torch.dtype = torch.float32,
+        channels_last: bool = False,
+    ) -> Tensor:
+        """The views [B, C, H, W] that ``parameters`` make of ``images`` [B, C, H, W], uint8, C = 1 or 3.
+
+        Of the jitter of images of one channel, brightness and contrast remain; greyscale leaves them as they are.
+        """
+        _check_images(images)
+        _check_parameters(images, parameters)
+        finish = self.finish(images.shape[1], dtype, channels_last)
+        applied = kernels.apply(images, parameters, finish)
+        return plain_render.apply(images, parameters, finish) if applied is None else applied
+
+    def __call__(
+        self,
+        images: Tensor,
+        *,
+        samples: Tensor,
+        seed: int | Tensor,
+        epoch: int | Tensor,
+        view: int = 0,
+        dtype: torch.dtype = torch.float32,
+        channels_last: bool = False,
+    ) -> Tensor:
+        """Draw and apply: one view [B, C, H, W] of each image."""
+        return self._several(images, samples, seed, epoch, view, 1, dtype, channels_last)[0]
+
+    def pair(
+        self,
+        images: Tensor,
+        *,
+        samples: Tensor,
+        seed: int | Tensor,
+        epoch: int | Tensor,
+        dtype: torch.dtype = torch.float32,
+        channels_last: bool = False,
+    ) -> Tensor:
+        """Views 0 and 1 of each image [2, B, C, H, W]: unpack them, or flatten(0, 1) for one batch of both."""
+        return self._several(images, samples, seed, epoch, 0, 2, dtype, channels_last)
+
+    @torch.no_grad()
+    def _several(
+        self,
+        images: Tensor,
+        samples: Tensor,
+        seed: int | Tensor,
+        epoch: int | Tensor,
+        first: int,
+        count: int,
+        dtype: torch.dtype,
+        channels_last: bool,
+    ) -> Tensor:
+        _check_images(images)
+        seed, epoch = _keys(samples, seed, epoch, first)
+        if samples.shape != images.shape[:1] or samples.device != images.device:
+            raise ValueError(
+                f"expected samples of shape ({len(images)},) on {images.device}, one for each image, "
+                f"got {tuple(samples.shape)} on {samples.device}"
+            )
+        size = (images.shape[2], images.shape[3])
+        ranges, finish = self.ranges(size), self.finish(images.shape[1], dtype, channels_last)
+        out = kernels.views(ranges, finish, images, samples, seed, epoch, first, count)
+        if out is not None:
+            return out
+        with torch.inference_mode():  # as in render.py
+            drawn = [plain_draw.draw(ranges, samples, seed, epoch, first + k, size) for k in range(count)]
+            parameters = Parameters(*(torch.cat(x) for x in zip(*drawn, strict=True))) if count > 1 else drawn[0]
+        out = plain_render.apply(images.repeat(count, 1, 1, 1) if count > 1 else images, parameters, finish)
+        pairs: Tensor = torch.unflatten(out, 0, (count, len(images)))
+        return pairs
+
+
+def _check_range(values: tuple[float, ...], name: str, low: float, high: float) -> None:
+    for value in values:
+        check_number(value, name, least=low)
+        if value > high:
+            raise ValueError(f"expected {name} to be at most {high:g}, got {value!r}")
+
+
+def _check_images(images: Tensor) -> None:
+    if not isinstance(images, Tensor) or images.dtype != torch.uint8:
+        kind = images.dtype if isinstance(images, Tensor) else type(images).__name__
+        raise ValueError(f"expected images as a torch.uint8 tensor of values 0 to 255, got {kind}")
+    if images.ndim != 4 or images.shape[1] not in (1, 3) or 0 in images.shape[2:]:
+        raise ValueError(f"expected images of shape (B, C, H, W) with C = 1 or 3, got {tuple(images.shape)}")
+
+
+def _check_parameters(images: Tensor, parameters: Parameters) -> None:
+    b = len(images)
+    shapes = {"box": (b, 4), "flip": (b,), "jitter": (b,), "factors": (b, 4), "order": (b, 4), "grey": (b,)}
+    for (name, shape), x in zip(shapes.items(), parameters, strict=True):
+        dtype = torch.float32 if name == "factors" else torch.int32 if len(shape) == 2 else torch.bool
+        if x.shape != shape or x.dtype != dtype or x.device != images.device:
+            raise ValueError(
+                f"expected {name} of shape {shape}, {dtype} on {images.device} for {b} images, "
+                f"got {tuple(x.shape)}, {x.dtype} on {x.device}"
+            )
+
+
+def _keys(samples: Tensor, seed: int | Tensor, epoch: int | Tensor, view: int) -> tuple[Tensor, Tensor]:
+    """Seed and epoch as tensors beside the samples, without waiting for the device."""
+    if not isinstance(samples, Tensor) or samples.dtype != torch.int64 or samples.ndim != 1:
+        got = f"{samples.dtype}, {tuple(samples.shape)}" if isinstance(samples, Tensor) else type(samples).__name__
+        raise ValueError(f"expected samples as an int64 tensor of shape (B,), places in the data set, got {got}")
+    if not isinstance(view, int) or not 0 <= view < 2**28:
+        raise ValueError(f"expected view to be an integer from 0 to 2^28 - 1, got {view!r}")
+    found = []
+    for value, name in ((seed, "seed"), (epoch, "epoch")):
+        if isinstance(value, Tensor):
+            if value.ndim or value.dtype != torch.int64 or value.device != samples.device:
+                raise ValueError(
+                    f"expected {name} as an integer or an int64 tensor of shape () on {samples.device}, "
+                    f"got {value.dtype}, {tuple(value.shape)} on {value.device}"
+                )
+            found.append(value)
+        elif isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63:
+            found.append(torch.full((), value, dtype=torch.int64, device=samples.device))
+        else:
+            raise ValueError(f"expected {name} to be an integer from 0 to 2^63 - 1, got {value!r}")
+    return found[0], found[1]
+
+
+PRESETS = {
+    "self-supervised": Views(
+        crop="resized",
+        flip=0.5,
+        brightness=0.8,
+        contrast=0.8,
+        saturation=0.8,
+        hue=0.2,
+        jitter=0.8,
+        grey=0.2,
+    ),
+    "supervised": Views(crop="padded", padding=4, flip=0.5),
+    "matching": Views(flip=0.5, brightness=0.1, contrast=0.1, saturation=0.1, hue=0.1, jitter=1.0),
+    "none": Views(),
+}
+
+
+def preset(name: str, *, mean: tuple[float, ...] = (0.0,), std: tuple[float, ...] = (1.0,)) -> Views:
+    """The views of that name with a normalisation: "self-supervised", "supervised", "matching" or "none".
+
+    ``dataclasses.replace`` changes a number: 64 x 64 images take ``replace(preset("supervised"), padding=8)``.
+    """
+    check_option(name, tuple(PRESETS), "preset")
+    return replace(PRESETS[name], mean=mean, std=std)

@@ -1,0 +1,154 @@
+"""The fused kernel against plain torch: the same parameters to the bit, the same pixels to rounding."""
+
+import re
+from dataclasses import replace
+from importlib import resources
+
+import pytest
+import torch
+
+from setwise.kernels import views as kernels
+from setwise.views import PRESETS, Parameters, Views, draw, preset, render
+
+SIZES = [(3, 32, 32), (1, 8, 8), (3, 64, 64), (3, 128, 64), (3, 7, 45), (1, 1, 1), (3, 224, 160)]
+
+
+def batch(n, channels, height, width):
+    shape = (n, channels, height, width)
+    return torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(height), dtype=torch.uint8)
+
+
+def test_no_kernel_on_the_cpu():
+    views, images, samples = preset("self-supervised"), batch(2, 3, 8, 8), torch.arange(2)
+    ranges, finish, key = views.ranges((8, 8)), views.finish(3, torch.float32, False), torch.tensor(0)
+    assert kernels.draw(ranges, samples, key, key, 0, (8, 8)) is None
+    assert kernels.views(ranges, finish, images, samples, key, key, 0, 2) is None
+    assert kernels.apply(images, draw.draw(ranges, samples, key, key, 0, (8, 8)), finish) is None
+
+
+@pytest.mark.parametrize("name", list(PRESETS))
+def test_constants_of_the_text(name):
+    text = resources.files("setwise.kernels").joinpath("views.cu").read_text()
+    code = re.sub(r"//.*", "", text)
+    own = set(re.findall(r"#define (\w+)", code)) | {"BRIGHTNESS", "CONTRAST", "SATURATION", "HUE"}
+    used = set(re.findall(r"\b[A-Z][A-Z_]{2,}\b", code)) - own
+    views = preset(name)
+    defined = kernels._defines(views.ranges((32, 32)), views.finish(3, torch.float32, False))
+    assert used == set(defined)
+    low = [float(x) for x in str(defined["FACTORS_LOW"]).strip("{}").split(",")]
+    assert low == list(views.ranges((32, 32)).factors_low)  # decimal and back: the same float64
+
+
+def test_kernels_are_shared_between_sizes_and_formats():
+    views = preset("self-supervised")
+    a, b = views.ranges((32, 32)), views.ranges((128, 64))
+    assert a != b
+    assert a._replace(fallback=b.fallback) == b
+
+
+@pytest.mark.gpu
+class TestKernels:
+    @pytest.mark.parametrize("name", list(PRESETS))
+    @pytest.mark.parametrize(("channels", "height", "width"), SIZES)
+    def test_same_views(self, name, channels, height, width):
+        views, images, samples = (
+            preset(name, mean=(0.4,), std=(0.5,)),
+            batch(50, channels, height, width),
+            torch.arange(50),
+        )
+        keys = {"seed": 2**40 + 3, "epoch": 7, "view": 3}
+        here = views.draw(samples.cuda(), (height, width), **keys)
+        there = views.draw(samples, (height, width), **keys)
+        for got, expected in zip(here, there, strict=True):
+            assert torch.equal(got.cpu(), expected)
+        expected = views.apply(images, there)
+        for got in (
+            views.apply(images.cuda(), here),
+            views(images.cuda(), samples=samples.cuda(), **keys),
+        ):
+            away = (got.cpu() - expected).abs()
+            assert away.max() < 0.1 / 255
+            assert away.mean() < 1e-6
+
+    @pytest.mark.parametrize("seed", [0, 2**63 - 1])
+    @pytest.mark.parametrize("size", [(32, 32), (128, 64), (9, 31), (500, 375)])
+    def test_many_parameters_to_the_bit(self, size, seed):
+        samples = torch.cat([torch.arange(200_000), 2**40 + torch.arange(1000)])
+        wide = Views(crop="resized", area=(0.01, 0.9), aspect=(0.1, 9.0), hue=0.5, jitter=0.3, grey=0.7, contrast=1.7)
+        for views in (preset("self-supervised"), preset("supervised"), wide):
+            here = views.draw(samples.cuda(), size, seed=seed, epoch=2**32 - 1, view=2**20)
+            there = views.draw(samples, size, seed=seed, epoch=2**32 - 1, view=2**20)
+            for got, expected in zip(here, there, strict=True):
+                assert got.dtype == expected.dtype
+                assert torch.equal(got.cpu(), expected)
+
+    def test_plain_torch_on_the_device(self):
+        views, samples = preset("self-supervised"), torch.arange(500).cuda()
+        images, ranges, key = batch(500, 3, 32, 32).cuda(), views.ranges((32, 32)), torch.tensor(5).cuda()
+        plain = draw.draw(ranges, samples, key, key, 1, (32, 32))
+        for got, expected in zip(views.draw(samples, (32, 32), seed=5, epoch=5, view=1), plain, strict=True):
+            assert torch.equal(got, expected)
+        out = render.apply(images, plain, views.finish(3, torch.float32, False))
+        torch.testing.assert_close(views.apply(images, plain), out, rtol=0, atol=0.1 / 255)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    @pytest.mark.parametrize("channels_last", [False, True])
+    def test_formats(self, dtype, channels_last):
+        views = preset("self-supervised", mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4))
+        images, samples = batch(33, 3, 32, 32), torch.arange(33)
+        options = {"seed": 1, "epoch": 2}
+        got = views.pair(images.cuda(), samples=samples.cuda(), dtype=dtype, channels_last=channels_last, **options)
+        expected = views.pair(images, samples=samples, **options)
+        assert got.dtype == dtype
+        assert got[0].is_contiguous(memory_format=torch.channels_last) == channels_last
+        assert got[0].is_contiguous() != channels_last
+        torch.testing.assert_close(got.cpu().float(), expected, rtol=2**-8 if dtype == torch.bfloat16 else 0, atol=1e-3)
+        one = views(images.cuda(), samples=samples.cuda(), view=1, dtype=dtype, channels_last=channels_last, **options)
+        assert torch.equal(one, got[1])
+        strided = images.cuda().to(memory_format=torch.channels_last)
+        assert torch.equal(views.pair(strided, samples=samples.cuda(), dtype=dtype, **options), got)
+
+    def test_capture_and_replay(self):
+        views = preset("self-supervised")
+        images, samples = batch(40, 3, 32, 32).cuda(), torch.arange(40).cuda()
+        seed, epoch = torch.tensor(3).cuda(), torch.tensor(0).cuda()
+        views.pair(images, samples=samples, seed=seed, epoch=epoch)  # compiles
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = views.pair(images, samples=samples, seed=seed, epoch=epoch)
+        seen = []
+        for step in range(3):
+            epoch.fill_(step)
+            samples.add_(100)
+            images.copy_(batch(40, 3, 32, 32).roll(step, 0))
+            graph.replay()
+            fresh = views.pair(images, samples=samples.clone(), seed=3, epoch=step)
+            assert torch.equal(out, fresh)
+            seen.append(out.clone())
+        assert not torch.equal(seen[0], seen[1])
+
+    def test_capture_before_the_first_use(self):
+        views = Views(flip=0.123)
+        images, samples, key = batch(4, 3, 8, 8).cuda(), torch.arange(4).cuda(), torch.tensor(0).cuda()
+        graph = torch.cuda.CUDAGraph()
+        with pytest.raises(RuntimeError, match="run one step outside of the capture first"), torch.cuda.graph(graph):
+            views(images, samples=samples, seed=key, epoch=key)
+
+    def test_batches_do_not_matter(self):
+        views, images, samples = preset("self-supervised"), batch(67, 3, 32, 32).cuda(), torch.arange(67).cuda()
+        whole = views(images, samples=samples, seed=5, epoch=2)
+        for part in samples.split(5):
+            assert torch.equal(views(images[part], samples=part, seed=5, epoch=2), whole[part])
+
+    def test_nothing_to_do(self):
+        images, samples = batch(0, 3, 8, 8).cuda(), torch.arange(0).cuda()
+        assert Views()(images, samples=samples, seed=0, epoch=0).shape == (0, 3, 8, 8)
+
+    def test_given_parameters(self):
+        images = batch(64, 3, 20, 12)
+        views = replace(preset("self-supervised"), hue=0.5)
+        parameters = views.draw(torch.arange(64), (20, 12), seed=0, epoch=0)
+        moved = parameters._replace(box=parameters.box - torch.tensor([3, 5, 0, 0], dtype=torch.int32))
+        expected = views.apply(images, moved)
+        got = views.apply(images.cuda(), Parameters(*(x.cuda() for x in moved)))
+        torch.testing.assert_close(got.cpu(), expected, rtol=0, atol=0.1 / 255)

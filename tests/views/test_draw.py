@@ -1,0 +1,193 @@
+"""The random generator against published answers; the parameters against the documented procedure."""
+
+import math
+from itertools import permutations
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from setwise.views import Views, preset
+from setwise.views.draw import ORDERS, exponential, fallback_box
+from setwise.views.philox import philox
+
+N = 20_000
+CIFAR = (32, 32)
+
+
+def torchvision_box(rng, height, width, scale=(0.08, 1.0), ratio=(3 / 4, 4 / 3)):
+    """RandomResizedCrop.get_params: top, left, height, width, and the try that fitted (10: none did)."""
+    for attempt in range(10):
+        target = height * width * rng.uniform(*scale)
+        aspect = math.exp(rng.uniform(math.log(ratio[0]), math.log(ratio[1])))
+        w, h = round(math.sqrt(target * aspect)), round(math.sqrt(target / aspect))
+        if 0 < w <= width and 0 < h <= height:
+            return rng.integers(0, height - h + 1), rng.integers(0, width - w + 1), h, w, attempt
+    in_ratio = width / height
+    if in_ratio < min(ratio):
+        w, h = width, round(width / min(ratio))
+    elif in_ratio > max(ratio):
+        w, h = round(height * max(ratio)), height
+    else:
+        w, h = width, height
+    return (height - h) // 2, (width - w) // 2, h, w, 10
+
+
+@pytest.mark.parametrize(
+    ("counter", "key", "expected"),
+    [  # kat_vectors of Random123, philox4x32 with 10 rounds
+        ("00000000 00000000 00000000 00000000", "00000000 00000000", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+        ("ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff", "408f276d 41c83b0e a20bc7c6 6d5451fd"),
+        ("243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0", "d16cfe09 94fdcceb 5001e420 24126ea1"),
+    ],
+)
+def test_philox_known_answers(counter, key, expected):
+    counter, key = (torch.tensor([int(word, 16) for word in words.split()]) for words in (counter, key))
+    found = philox(counter[:, None].expand(4, 3), key)
+    assert [f"{word:08x}" for word in found[:, 1].tolist()] == expected.split()
+    assert (found == found[:, :1]).all()
+
+
+def scalar_philox(counter, key):
+    """Python integers, which do not wrap around."""
+    c, k = list(counter), list(key)
+    for _ in range(10):
+        p, q = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
+        c = [q >> 32 ^ c[1] ^ k[0], q % 2**32, p >> 32 ^ c[3] ^ k[1], p % 2**32]
+        k = [(k[0] + 0x9E3779B9) % 2**32, (k[1] + 0xBB67AE85) % 2**32]
+    return c
+
+
+@pytest.mark.parametrize("size", [CIFAR, (128, 64), (3, 40)])
+def test_parameters_word_by_word(size):
+    """The whole layout of docs and kernel in scalar Python, for seeds, samples and views of many bits."""
+    views = preset("self-supervised")
+    seed, epoch, view, samples = 2**40 + 12345, 77, 5, [0, 1, 2**33 + 7, 50_000, 49_999]
+    found = views.draw(torch.tensor(samples), size, seed=seed, epoch=epoch, view=view)
+    for row, sample in enumerate(samples):
+        blocks = [
+            scalar_philox([sample % 2**32, sample >> 32, epoch, 16 * view + block], [seed % 2**32, seed >> 32])
+            for block in range(8)
+        ]
+        box = None
+        for attempt in range(10):
+            u, v = (word / 2**32 for word in blocks[attempt // 2][attempt % 2 * 2 :][:2])
+            area = size[0] * size[1] * (0.08 + 0.92 * u)
+            aspect = math.exp(math.log(3 / 4) + v * math.log(16 / 9))
+            w, h = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
+            if 0 < w <= size[1] and 0 < h <= size[0]:
+                top, left = blocks[5][0] * (size[0] - h + 1) >> 32, blocks[5][1] * (size[1] - w + 1) >> 32
+                box = [top, left, h, w]
+                break
+        assert found.box[row].tolist() == (box or list(fallback_box(size, (3 / 4, 4 / 3))))
+        assert found.flip[row] == (blocks[5][2] / 2**32 < 0.5)
+        assert found.jitter[row] == (blocks[5][3] / 2**32 < 0.8)
+        low, high = [0.2, 0.2, 0.2, -0.2], [1.8, 1.8, 1.8, 0.2]
+        factors = [a + (b - a) * word / 2**32 for a, b, word in zip(low, high, blocks[6], strict=True)]
+        np.testing.assert_allclose(found.factors[row].numpy(), factors, rtol=1e-6, atol=1e-8)
+        assert tuple(found.order[row].tolist()) == list(permutations(range(4)))[blocks[7][0] * 24 >> 32]
+        assert found.grey[row] == (blocks[7][1] / 2**32 < 0.2)
+
+
+def test_exponential():
+    x = torch.linspace(-3, 3, 10_001, dtype=torch.float64)
+    np.testing.assert_allclose(exponential(x).numpy(), np.exp(x.numpy()), rtol=1e-14)
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    parameters = preset("self-supervised").draw(torch.arange(N), CIFAR, seed=1, epoch=0)
+    return type(parameters)(*(x.numpy() for x in parameters))
+
+
+@pytest.mark.parametrize("size", [CIFAR, (128, 64), (9, 31)])
+def test_boxes_are_distributed_like_torchvisions(size):
+    rng = np.random.default_rng(0)
+    expected = np.array([torchvision_box(rng, *size) for _ in range(N)])
+    box = preset("self-supervised").draw(torch.arange(N), size, seed=1, epoch=0).box.numpy()
+    top, left, h, w = box.T
+    assert (box >= 0).all()
+    assert (top + h <= size[0]).all()
+    assert (left + w <= size[1]).all()
+    pairs = {
+        "area": (h * w, expected[:, 2] * expected[:, 3]),
+        "log aspect": (np.log(w / h), np.log(expected[:, 3] / expected[:, 2])),
+        "top": (top, expected[:, 0]),
+        "left": (left, expected[:, 1]),
+        "height": (h, expected[:, 2]),
+        "width": (w, expected[:, 3]),
+        "top and left": (top * size[1] + left, expected[:, 0] * size[1] + expected[:, 1]),
+        "place given size": (top / (size[0] - h + 1), expected[:, 0] / (size[0] - expected[:, 2] + 1)),
+    }
+    for name, (ours, theirs) in pairs.items():
+        assert stats.ks_2samp(ours, theirs, method="asymp").pvalue > 0.001, name
+    fallback = np.mean((box == fallback_box(size, (3 / 4, 4 / 3))).all(1))
+    assert abs(fallback - np.mean((expected[:, :4] == fallback_box(size, (3 / 4, 4 / 3))).all(1))) < 0.01
+
+
+def test_colours_are_distributed_as_documented(drawn):
+    for k, (low, high) in enumerate([(0.2, 1.8)] * 3 + [(-0.2, 0.2)]):
+        assert stats.kstest(drawn.factors[:, k], stats.uniform(low, high - low).cdf).pvalue > 0.001
+        assert low <= drawn.factors[:, k].min() < drawn.factors[:, k].max() <= high + 1e-6
+    for share, p in ((drawn.flip, 0.5), (drawn.jitter, 0.8), (drawn.grey, 0.2)):
+        assert stats.binomtest(int(share.sum()), N, p).pvalue > 0.001
+    codes = drawn.order @ [64, 16, 4, 1]
+    values, counts = np.unique(codes, return_counts=True)
+    assert len(values) == 24
+    assert stats.chisquare(counts).pvalue > 0.001
+    assert sorted(map(tuple, np.unique(drawn.order, axis=0).tolist())) == sorted(ORDERS)
+
+
+def test_parameters_do_not_hang_together(drawn):
+    columns = np.column_stack([*drawn.box.T, drawn.flip, drawn.jitter, *drawn.factors.T, drawn.order[:, 0], drawn.grey])
+    size, rest = [2, 3], [0, 1, *range(4, columns.shape[1])]
+    ranks = stats.spearmanr(columns).statistic
+    related = {(i, j) for i in range(4) for j in range(4)}  # a crop's own numbers are not independent
+    worst = max(abs(ranks[i, j]) for i in size + rest for j in size + rest if i != j and (i, j) not in related)
+    assert worst < 5 / math.sqrt(N)
+
+
+def test_every_key_counts():
+    views, samples = preset("self-supervised"), torch.arange(2000)
+    base = {"seed": 1, "epoch": 0, "view": 0}
+    factors = [
+        views.draw(samples, CIFAR, **(base | change)).factors[:, :3].flatten().numpy()
+        for change in ({}, {"seed": 2}, {"seed": 1 + 2**32}, {"epoch": 1}, {"view": 1})
+    ]
+    factors.append(views.draw(samples + 1, CIFAR, **base).factors[:, :3].flatten().numpy())
+    factors.append(views.draw(samples + 2**32, CIFAR, **base).factors[:, :3].flatten().numpy())
+    for i in range(len(factors)):
+        for j in range(i):
+            assert abs(stats.spearmanr(factors[i], factors[j]).statistic) < 0.06
+
+
+@pytest.mark.parametrize("padding", [0, 4, 8])
+def test_padded_crops(padding):
+    box = Views(crop="padded", padding=padding).draw(torch.arange(N), (64, 48), seed=0, epoch=0).box.numpy()
+    assert (box[:, 2:] == [64, 48]).all()
+    for side in box[:, :2].T:
+        values, counts = np.unique(side, return_counts=True)
+        assert values.tolist() == list(range(-padding, padding + 1))
+        assert padding == 0 or stats.chisquare(counts).pvalue > 0.001
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [((32, 32), (0, 0, 32, 32)), ((128, 64), (21, 0, 85, 64)), ((3, 40), (0, 18, 3, 4)), ((7, 7), (0, 0, 7, 7))],
+)
+def test_fallback_is_the_central_crop(size, expected):
+    assert fallback_box(size, (3 / 4, 4 / 3)) == expected
+
+
+def test_ten_tries_that_do_not_fit():
+    # Twice as wide as high is asked for and the whole area: nothing fits into a square but half of it.
+    views = Views(crop="resized", area=(1.0, 1.0), aspect=(2.0, 2.0))
+    box = views.draw(torch.arange(50), CIFAR, seed=0, epoch=0).box
+    assert (box == torch.tensor([8, 0, 16, 32])).all()
+
+
+def test_small_ranges_do_nothing():
+    found = Views().draw(torch.arange(100), (5, 7), seed=0, epoch=0)
+    assert (found.box == torch.tensor([0, 0, 5, 7])).all()
+    assert sum(int(x.sum()) for x in (found.flip, found.jitter, found.grey)) == 0

@@ -1,0 +1,169 @@
+"""Views as a whole: presets, batches and processes that do not matter, errors, the contact sheet."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from setwise.views import PRESETS, Views, contact_sheet, preset
+
+
+def batch(n, channels=3, height=16, width=16, seed=0):
+    shape = (n, channels, height, width)
+    return torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("name", list(PRESETS))
+@pytest.mark.parametrize(("channels", "height", "width"), [(3, 16, 16), (1, 8, 8), (3, 9, 5)])
+def test_batches_do_not_matter(name, channels, height, width):
+    images, views = batch(67, channels, height, width), preset(name, mean=(0.5,), std=(0.25,))
+    whole = views(images, samples=torch.arange(67), seed=5, epoch=2)
+    for step in (1, 2, 3, 16, 50):
+        for part in torch.arange(67).split(step):
+            assert torch.equal(views(images[part], samples=part, seed=5, epoch=2), whole[part])
+    mixed = torch.randperm(67, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(views(images[mixed], samples=mixed, seed=5, epoch=2), whole[mixed])
+
+
+@given(st.lists(st.integers(0, 2**40), min_size=1, max_size=30), st.integers(0, 2**63 - 1), st.integers(0, 2**32 - 1))
+def test_any_split_gives_the_same_parameters(samples, seed, epoch):
+    views, samples = preset("self-supervised"), torch.tensor(samples)
+    whole = views.draw(samples, (32, 32), seed=seed, epoch=epoch, view=1)
+    again = [views.draw(part, (32, 32), seed=seed, epoch=epoch, view=1) for part in samples.split(7)]
+    for x, parts in zip(whole, zip(*again, strict=True), strict=True):
+        assert torch.equal(x, torch.cat(parts))
+
+
+def test_large_batches_are_worked_on_in_parts(monkeypatch):
+    images, samples, views = batch(40), torch.arange(40), preset("self-supervised")
+    whole = views(images, samples=samples, seed=0, epoch=0)
+    monkeypatch.setattr("setwise.views.render.CHUNK", 2000)
+    assert torch.equal(views(images, samples=samples, seed=0, epoch=0), whole)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_pair(channels_last):
+    images, samples, views = batch(9), torch.arange(100, 109), preset("self-supervised")
+    pair = views.pair(images, samples=samples, seed=1, epoch=4, channels_last=channels_last)
+    assert pair.shape == (2, 9, 3, 16, 16)
+    for number, view in enumerate(pair):
+        one = views(images, samples=samples, seed=1, epoch=4, view=number, channels_last=channels_last)
+        assert torch.equal(view, one)
+        assert one.stride() == view.stride()
+        assert view.is_contiguous(memory_format=torch.channels_last) == channels_last
+    assert not torch.equal(*pair)
+    assert pair.flatten(0, 1).data_ptr() == pair.data_ptr()
+
+
+def test_seed_and_epoch_as_tensors():
+    images, samples, views = batch(9), torch.arange(9), preset("self-supervised")
+    plain = views(images, samples=samples, seed=3, epoch=4)
+    assert torch.equal(views(images, samples=samples, seed=torch.tensor(3), epoch=torch.tensor(4)), plain)
+    for other in ({"seed": 4, "epoch": 4}, {"seed": 3, "epoch": 5}, {"seed": 3, "epoch": 4, "view": 1}):
+        assert not torch.equal(views(images, samples=samples, **other), plain)
+
+
+def test_presets_are_those_of_the_notes():
+    assert preset("self-supervised", mean=(0.5,), std=(0.2,)) == Views(
+        crop="resized",
+        area=(0.08, 1.0),
+        aspect=(3 / 4, 4 / 3),
+        flip=0.5,
+        brightness=0.8,
+        contrast=0.8,
+        saturation=0.8,
+        hue=0.2,
+        jitter=0.8,
+        grey=0.2,
+        mean=(0.5,),
+        std=(0.2,),
+    )
+    assert preset("supervised") == Views(crop="padded", padding=4, flip=0.5)
+    colours = {"brightness": 0.1, "contrast": 0.1, "saturation": 0.1, "hue": 0.1}
+    assert preset("matching") == Views(flip=0.5, jitter=1.0, **colours)
+    assert preset("none") == Views()
+    images = batch(3)
+    torch.testing.assert_close(Views()(images, samples=torch.arange(3), seed=0, epoch=0), images / 255)
+
+
+def test_bad_input():
+    views, images, samples = preset("self-supervised"), batch(4), torch.arange(4)
+    keys = {"seed": 0, "epoch": 0}
+    with pytest.raises(ValueError, match="expected images as a torch.uint8 tensor.*got torch.float32"):
+        views(images / 255, samples=samples, **keys)
+    with pytest.raises(ValueError, match="expected images as a torch.uint8 tensor.*got ndarray"):
+        views(images.numpy(), samples=samples, **keys)
+    with pytest.raises(ValueError, match=r"shape \(B, C, H, W\) with C = 1 or 3, got \(3, 16, 16\)"):
+        views(images[0], samples=samples[:3], **keys)
+    with pytest.raises(ValueError, match=r"C = 1 or 3, got \(4, 2, 16, 16\)"):
+        views(images[:, :2], samples=samples, **keys)
+    with pytest.raises(ValueError, match=r"expected samples of shape \(4,\).*got \(3,\)"):
+        views(images, samples=samples[:3], **keys)
+    with pytest.raises(ValueError, match="expected samples as an int64 tensor.*got torch.int32"):
+        views(images, samples=samples.int(), **keys)
+    with pytest.raises(ValueError, match="expected samples as an int64 tensor.*got list"):
+        views.draw([0, 1], (4, 4), **keys)
+    with pytest.raises(ValueError, match="expected seed to be an integer from 0.*got -1"):
+        views(images, samples=samples, seed=-1, epoch=0)
+    with pytest.raises(ValueError, match="expected epoch to be an integer from 0.*got 1.5"):
+        views(images, samples=samples, seed=0, epoch=1.5)
+    with pytest.raises(ValueError, match=r"expected epoch as .* tensor of shape \(\).*got torch.int64, \(1,\)"):
+        views(images, samples=samples, seed=0, epoch=torch.tensor([1]))
+    with pytest.raises(ValueError, match="expected view to be an integer.*got -1"):
+        views(images, samples=samples, view=-1, **keys)
+    with pytest.raises(
+        ValueError, match="expected dtype to be one of torch.float32, torch.bfloat16, got torch.float16"
+    ):
+        views(images, samples=samples, dtype=torch.float16, **keys)
+    with pytest.raises(ValueError, match="expected mean and std of 1 or 1 numbers|for images of 1 channels, got 3"):
+        replace(views, mean=(0.1,) * 3, std=(0.2,) * 3)(images[:, :1], samples=samples, **keys)
+    with pytest.raises(ValueError, match=r"expected box of shape \(3, 4\)"):
+        views.apply(images[:3], views.draw(samples, (16, 16), **keys))
+    with pytest.raises(ValueError, match="expected preset to be one of .*did you mean 'supervised'"):
+        preset("supervized")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"crop": "resize"}, "expected crop to be one of .*did you mean 'resized'"),
+        ({"flip": 1.5}, "expected flip to be at most 1, got 1.5"),
+        ({"grey": -0.1}, "expected grey to be a finite number of at least 0"),
+        ({"hue": 0.6}, "expected hue to be at most 0.5"),
+        ({"brightness": float("nan")}, "expected brightness to be a finite number"),
+        ({"area": (0.5, 0.1)}, "expected area to be two numbers"),
+        ({"area": (0.0, 1.0)}, "expected area to be two numbers"),
+        ({"aspect": (0.01, 1.0)}, "expected aspect to be"),
+        ({"padding": -1}, "expected padding"),
+        ({"mean": (0.5, 0.5), "std": (0.5, 0.5)}, "expected mean and std of 1 or 3 numbers"),
+        ({"mean": (0.5,), "std": (0.5,) * 3}, "expected mean and std of 1 or 3 numbers"),
+        ({"std": (0.0,)}, "expected std to be a finite number above 0"),
+    ],
+)
+def test_bad_settings(change, message):
+    with pytest.raises(ValueError, match=message):
+        Views(**change)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_contact_sheet(channels):
+    images, views = batch(3, channels, 8, 8), Views(mean=(0.4,), std=(0.2,))
+    sheet = contact_sheet(images, views, columns=4)
+    pixels = np.asarray(sheet)
+    assert sheet.mode == "RGB"
+    assert pixels.shape == (4 + 3 * 100, 12 + 5 * 100, 3)
+    shown = np.moveaxis(images.numpy(), 1, 3)
+    for row in range(3):
+        for column in range(5):  # these views change nothing: every tile is the image, twelve times as large
+            left = 4 + 100 * column + 8 * (column > 0)
+            tile = pixels[4 + 100 * row :, left:][:96:12, :96:12]
+            np.testing.assert_array_equal(tile, np.broadcast_to(shown[row], (8, 8, 3)))
+    other = contact_sheet(images, preset("self-supervised"), columns=4, seed=1)
+    assert np.abs(np.asarray(other, dtype=int) - pixels).mean() > 5
+    with pytest.raises(ValueError, match="expected columns"):
+        contact_sheet(images, views, columns=0)
+    with pytest.raises(ValueError, match="expected at least one image"):
+        contact_sheet(images[:0], views)

@@ -1,0 +1,251 @@
+"""Views from given parameters against Pillow and NumPy references of torchvision's operations."""
+
+import colorsys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image, ImageEnhance, ImageOps
+
+from setwise.views import Parameters, Views, preset
+from setwise.views.render import shift_hue
+
+WEIGHTS = np.array([0.2989, 0.587, 0.114])
+
+
+def to_pil(image):
+    """A Pillow image of [C, H, W] bytes."""
+    return Image.fromarray(image[0]) if len(image) == 1 else Image.fromarray(np.moveaxis(image, 0, 2))
+
+
+def from_pil(image):
+    """[C, H, W] in [0, 1] of a Pillow image."""
+    values = np.asarray(image, dtype=np.float64) / 255
+    return values[None] if values.ndim == 2 else np.moveaxis(values, 2, 0)
+
+
+def pil_geometry(image, box, flip):
+    """Crop, with black where it leaves the image, enlarge, flip: by Pillow, in bytes."""
+    top, left, height, width = box
+    size = image.size
+    margin = max(0, -top, -left, top + height - size[1], left + width - size[0])
+    padded = ImageOps.expand(image, margin, fill=0)
+    moved = padded.crop((left + margin, top + margin, left + margin + width, top + margin + height))
+    moved = moved.resize(size, Image.Resampling.BILINEAR)
+    return ImageOps.mirror(moved) if flip else moved
+
+
+def pil_hue(image, turns):
+    """The hue turned, pixel by pixel with the standard library's colorsys; grey images stay as they are."""
+    if image.mode == "L":
+        return image
+    out = [
+        [255 * c for c in colorsys.hsv_to_rgb((h + turns) % 1, s, v)]
+        for h, s, v in (colorsys.rgb_to_hsv(*pixel) for pixel in np.asarray(image).reshape(-1, 3) / 255)
+    ]
+    return Image.fromarray(np.rint(np.array(out)).astype(np.uint8).reshape(*image.size[::-1], 3))
+
+
+PIL_PARTS = [
+    lambda image, f: ImageEnhance.Brightness(image).enhance(f),
+    lambda image, f: ImageEnhance.Contrast(image).enhance(f),
+    lambda image, f: ImageEnhance.Color(image).enhance(f),
+    pil_hue,
+]
+
+
+def pil_view(image, box, flip, jitter, factors, order, grey):
+    """The whole view in bytes, [C, H, W] in [0, 1]."""
+    moved = pil_geometry(to_pil(image), box, flip)
+    for part in order if jitter else ():
+        moved = PIL_PARTS[part](moved, factors[part])
+    if grey and moved.mode == "RGB":
+        moved = moved.convert("L").convert("RGB")
+    return from_pil(moved)
+
+
+def float_geometry(image, box, flip):
+    """The same as pil_geometry without bytes: Pillow enlarges each channel as floats."""
+    top, left, height, width = box
+    _, h, w = image.shape
+    ys, xs = np.arange(top, top + height), np.arange(left, left + width)
+    inside = ((ys >= 0) & (ys < h))[:, None] & ((xs >= 0) & (xs < w))
+    crop = np.where(inside, image[:, ys.clip(0, h - 1)][:, :, xs.clip(0, w - 1)], 0).astype(np.float32)
+    planes = [Image.fromarray(plane).resize((w, h), Image.Resampling.BILINEAR) for plane in crop]
+    moved = np.stack([np.asarray(plane, dtype=np.float64) for plane in planes]) / 255
+    return moved[..., ::-1] if flip else moved
+
+
+def lightness(x):
+    """[H, W] of [C, H, W]."""
+    return x[0] if len(x) == 1 else np.tensordot(WEIGHTS, x, 1)
+
+
+def float_hue(x, turns):
+    """torchvision's float path: to HSV, turn, and back by sextants."""
+    if len(x) == 1:
+        return x
+    pixels = [colorsys.rgb_to_hsv(*p) for p in x.reshape(3, -1).T]
+    turned = [colorsys.hsv_to_rgb((h + turns) % 1, s, v) for h, s, v in pixels]
+    return np.array(turned).T.reshape(x.shape)
+
+
+FLOAT_PARTS = [
+    lambda x, f: np.clip(f * x, 0, 1),
+    lambda x, f: np.clip(f * x + (1 - f) * lightness(x).mean(), 0, 1),
+    lambda x, f: x if len(x) == 1 else np.clip(f * x + (1 - f) * lightness(x), 0, 1),
+    float_hue,
+]
+
+
+def float_view(image, box, flip, jitter, factors, order, grey):
+    """The whole view in float64, clamped after each part and never rounded."""
+    x = float_geometry(image, box, flip)
+    for part in order if jitter else ():
+        x = FLOAT_PARTS[part](x, factors[part])
+    return np.stack([lightness(x)] * len(x)) if grey and len(x) == 3 else x
+
+
+def pictures(n, channels, height, width, seed=0):
+    """Smooth images with some noise and some extreme values: crops, blends and hues all have something to do."""
+    rng = np.random.default_rng(seed)
+    small = rng.uniform(-60, 315, (n, channels, 4, 4)).astype(np.float32)
+    large = [
+        [np.asarray(Image.fromarray(p).resize((width, height), Image.Resampling.BICUBIC)) for p in i] for i in small
+    ]
+    noisy = np.array(large) + rng.normal(0, 8, (n, channels, height, width))
+    return torch.from_numpy(noisy.clip(0, 255).astype(np.uint8))
+
+
+def nothing(n, height, width, **changed):
+    """Parameters that change nothing, but for what is given."""
+    fields = {
+        "box": torch.tensor([[0, 0, height, width]], dtype=torch.int32).repeat(n, 1),
+        "flip": torch.zeros(n, dtype=torch.bool),
+        "jitter": torch.zeros(n, dtype=torch.bool),
+        "factors": torch.tensor([[1.0, 1.0, 1.0, 0.0]]).repeat(n, 1),
+        "order": torch.arange(4, dtype=torch.int32).repeat(n, 1),
+        "grey": torch.zeros(n, dtype=torch.bool),
+    }
+    return Parameters(**(fields | changed))
+
+
+def levels(got, images, parameters, view):
+    """Differences to the reference ``view`` in levels of 1 / 255."""
+    rows = zip(*(x.tolist() for x in parameters), strict=True)
+    expected = np.stack([view(image, *row) for image, row in zip(images.numpy(), rows, strict=True)])
+    return 255 * np.abs(got.double().numpy() - expected)
+
+
+@pytest.mark.parametrize("name", ["self-supervised", "supervised", "matching", "none"])
+@pytest.mark.parametrize(("channels", "height", "width"), [(3, 32, 32), (3, 24, 12), (1, 8, 8), (3, 1, 1), (1, 5, 40)])
+def test_whole_views(name, channels, height, width):
+    images = pictures(40, channels, height, width)
+    views = preset(name)
+    parameters = views.draw(torch.arange(40), (height, width), seed=3, epoch=1)
+    got = views.apply(images, parameters)
+    assert got.shape == images.shape
+    assert got.dtype == torch.float32
+    assert levels(got, images, parameters, float_view).max() < 0.01
+    assert -1e-6 < got.min() <= got.max() < 1 + 1e-6
+
+
+@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("channels", [1, 3])
+def test_each_part_is_what_pillow_does_in_bytes(part, channels):
+    images = pictures(24, channels, 16, 16)
+    factors = torch.tensor([[1.0, 1.0, 1.0, 0.0]]).repeat(24, 1)
+    factors[:, part] = torch.linspace(-0.5, 0.5, 24) if part == 3 else torch.linspace(0, 1.8, 24)
+    parameters = nothing(24, 16, 16, factors=factors, jitter=torch.ones(24, dtype=torch.bool))
+    away = levels(Views().apply(images, parameters), images, parameters, pil_view)
+    assert np.mean(away <= 2) >= 0.99
+    changed = levels(images / 255, images, parameters, pil_view)  # the test could fail
+    assert np.mean(changed <= 2) < 0.7 or (channels == 1 and part > 1)
+
+
+def test_crop_flip_and_greyscale_are_what_pillow_does_in_bytes():
+    images = pictures(60, 3, 20, 28)
+    views = Views(crop="resized", flip=0.5, grey=0.5)
+    parameters = views.draw(torch.arange(60), (20, 28), seed=1, epoch=0)
+    away = levels(views.apply(images, parameters), images, parameters, pil_view)
+    assert np.mean(away <= 2) >= 0.99
+
+
+def test_bytes_on_the_way_add_up():
+    # Pillow rounds down in each of four blends, then multiplies what is missing: not a fault of either.
+    images = pictures(60, 3, 32, 32)
+    views = preset("self-supervised")
+    parameters = views.draw(torch.arange(60), (32, 32), seed=1, epoch=0)
+    away = levels(views.apply(images, parameters), images, parameters, pil_view)
+    assert np.median(away) < 1.5
+    assert np.quantile(away, 0.99) < 5
+
+
+@given(st.tuples(*[st.integers(0, 255)] * 3), st.floats(-0.5, 0.5))
+def test_hue_of_any_colour(colour, turns):
+    x = torch.tensor(colour).div(255).view(1, 3, 1)
+    h, s, v = colorsys.rgb_to_hsv(*x.flatten().tolist())
+    shift_hue(x, torch.tensor([[turns]]))
+    np.testing.assert_allclose(x.flatten().numpy(), colorsys.hsv_to_rgb((h + turns) % 1, s, v), atol=3e-6)
+
+
+def test_order_matters_and_is_kept():
+    images = pictures(24, 3, 8, 8)[:1].repeat(24, 1, 1, 1)
+    rows = [[a, b, c, 6 - a - b - c] for a in range(4) for b in range(4) for c in range(4) if len({a, b, c}) == 3]
+    parameters = nothing(
+        24,
+        8,
+        8,
+        order=torch.tensor(rows, dtype=torch.int32),
+        factors=torch.tensor([[1.6, 0.4, 1.7, 0.15]]).repeat(24, 1),
+        jitter=torch.ones(24, dtype=torch.bool),
+    )
+    got = Views().apply(images, parameters)
+    assert levels(got, images, parameters, float_view).max() < 0.01
+    assert len(got.flatten(1).mul(255).round().unique(dim=0)) > 15
+
+
+def test_a_shift_brings_in_black():
+    images = torch.full((1, 1, 4, 4), 255, dtype=torch.uint8)
+    parameters = nothing(1, 4, 4, box=torch.tensor([[-1, 2, 4, 4]], dtype=torch.int32))
+    expected = torch.zeros(4, 4)
+    expected[1:, :2] = 1
+    assert torch.equal(Views().apply(images, parameters)[0, 0], expected)
+
+
+def test_normalisation_and_formats():
+    images = pictures(5, 3, 6, 7)
+    views = Views(mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4))
+    parameters = nothing(5, 6, 7)
+    expected = (images / 255 - torch.tensor([0.5, 0.4, 0.3]).view(3, 1, 1)) / torch.tensor([0.2, 0.3, 0.4]).view(
+        3, 1, 1
+    )
+    plain = views.apply(images, parameters)
+    torch.testing.assert_close(plain, expected)
+    other = views.apply(images, parameters, dtype=torch.bfloat16, channels_last=True)
+    assert other.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(other, plain.bfloat16())
+    assert torch.equal(views.apply(images.to(memory_format=torch.channels_last), parameters), plain)
+
+
+def test_one_channel_knows_brightness_and_contrast_only():
+    images = pictures(6, 1, 8, 8)
+    jittered = torch.ones(6, dtype=torch.bool)
+    factors = torch.tensor([[1.0, 1.0, 0.2, 0.3]]).repeat(6, 1)
+    parameters = nothing(6, 8, 8, jitter=jittered, grey=jittered, factors=factors)
+    torch.testing.assert_close(Views().apply(images, parameters), images / 255)
+
+
+def test_an_empty_batch():
+    assert Views().apply(torch.empty(0, 3, 8, 8, dtype=torch.uint8), nothing(0, 8, 8)).shape == (0, 3, 8, 8)
+
+
+def test_a_view_is_an_ordinary_tensor():
+    images = pictures(2, 3, 8, 8)
+    view = preset("self-supervised")(images, samples=torch.arange(2), seed=0, epoch=0)
+    weight = torch.ones(3, 1, 1, requires_grad=True)
+    (view * weight).sum().backward()
+    assert not view.is_inference()
+    assert weight.grad is not None
