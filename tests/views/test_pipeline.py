@@ -28,6 +28,18 @@ def test_batches_do_not_matter(name, channels, height, width):
     assert torch.equal(views(images[mixed], samples=mixed, seed=5, epoch=2), whole[mixed])
 
 
+def test_threads_do_not_matter():
+    images, views, samples = batch(3, 1, 200, 200), preset("matching"), torch.arange(3)
+    whole = views(images, samples=samples, seed=5, epoch=2)
+    try:
+        torch.set_num_threads(2)
+        assert torch.equal(views(images, samples=samples, seed=5, epoch=2), whole)
+        for part in samples.split(1):
+            assert torch.equal(views(images[part], samples=part, seed=5, epoch=2), whole[part])
+    finally:
+        torch.set_num_threads(1)
+
+
 @given(st.lists(st.integers(0, 2**40), min_size=1, max_size=30), st.integers(0, 2**63 - 1), st.integers(0, 2**32 - 1))
 def test_any_split_gives_the_same_parameters(samples, seed, epoch):
     views, samples = preset("self-supervised"), torch.tensor(samples)
@@ -122,6 +134,11 @@ def test_bad_input():
         replace(views, mean=(0.1,) * 3, std=(0.2,) * 3)(images[:, :1], samples=samples, **keys)
     with pytest.raises(ValueError, match=r"expected box of shape \(3, 4\)"):
         views.apply(images[:3], views.draw(samples, (16, 16), **keys))
+    parameters = views.draw(samples, (16, 16), **keys)
+    with pytest.raises(ValueError, match="expected order to have 0, 1, 2, 3 in each row"):
+        views.apply(images, parameters._replace(order=torch.zeros_like(parameters.order)))
+    with pytest.raises(ValueError, match="expected boxes of 1 to 16 x 16 pixels"):
+        views.apply(images, parameters._replace(box=parameters.box + 16))
     with pytest.raises(ValueError, match="expected preset to be one of .*did you mean 'supervised'"):
         preset("supervized")
 

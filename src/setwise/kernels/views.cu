@@ -1,8 +1,8 @@
 // Views of images: parameters drawn per sample, crop, flip, colour jitter, greyscale and normalisation in one launch.
 // setwise/views/draw.py and render.py are the same in plain torch, and say why each step is what it is.
 //
-// Defined before this text: CHANNELS (1 or 3), HALF_OUT (bfloat16 out, else float), RESIZED or PADDED (the crop, if
-// any), and from what the parameters are drawn.
+// Defined before this text: CHANNELS (1 or 3), HALF_OUT (bfloat16 out, else float), RESIZED (or else a shift of up to
+// PADDING), from what the other parameters are drawn, and the SCALE and SHIFT of each channel in the end.
 
 typedef unsigned int u32;
 typedef unsigned char u8;
@@ -217,7 +217,9 @@ __device__ void render(const View& view, const u8* __restrict__ image, Out* __re
     if (view.jitter) {
         for (int p = threadIdx.x; p < pixels; p += blockDim.x) {
             pixel(c, image, view, p, height, width);
-            for (int k = 0; view.order[k] != CONTRAST; ++k) change(c, view.order[k], view.factors[view.order[k]], 0.0f);
+            for (int k = 0; k < 4 && view.order[k] != CONTRAST; ++k) {
+                change(c, view.order[k], view.factors[view.order[k]], 0.0f);
+            }
             mean += grey_of(c);
         }
         mean = block_sum(mean) / pixels;
@@ -240,7 +242,7 @@ __device__ void render(const View& view, const u8* __restrict__ image, Out* __re
 
 // ---------------------------------------------------------------------------------------------------- kernels
 
-// Only the parameters: a warp for each of ``count`` samples.
+// Only the parameters: a warp for each sample.
 extern "C" __global__ void draw_views(const i64* __restrict__ samples, const i64* __restrict__ seed,
                                       const i64* __restrict__ epoch, int* __restrict__ box, u8* __restrict__ flip,
                                       u8* __restrict__ jitter, float* __restrict__ factors, int* __restrict__ order,
@@ -272,7 +274,7 @@ extern "C" __global__ void apply_views(const u8* __restrict__ images, const int*
     if (k < 4) {
         view.box[k] = box[4 * b + k];
         view.factors[k] = factors[4 * b + k];
-        view.order[k] = order[4 * b + k];
+        view.order[k] = order[4 * b + k] & 3;  // whatever is given, nothing outside of ``factors`` is read
     } else if (k == 4) {
         view.flip = flip[b];
         view.jitter = jitter[b];

@@ -226,6 +226,13 @@ def _check_parameters(images: Tensor, parameters: Parameters) -> None:
                 f"expected {name} of shape {shape}, {dtype} on {images.device} for {b} images, "
                 f"got {tuple(x.shape)}, {x.dtype} on {x.device}"
             )
+    if images.device.type != "cpu" or torch.compiler.is_compiling():
+        return
+    if not (parameters.order.sort(1).values == torch.arange(4)).all():
+        raise ValueError("expected order to have 0, 1, 2, 3 in each row, in any order, got other rows")
+    sizes = parameters.box[:, 2:]
+    if not ((sizes >= 1) & (sizes <= sizes.new_tensor(images.shape[2:]))).all():
+        raise ValueError(f"expected boxes of 1 to {images.shape[2]} x {images.shape[3]} pixels, got others")
 
 
 def _keys(samples: Tensor, seed: int | Tensor, epoch: int | Tensor, view: int) -> tuple[Tensor, Tensor]:

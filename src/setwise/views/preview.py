@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 TILE = 96  # pixels that the longer side of an image takes at least
 GAP = 4
-BACKGROUND = 255
+BACKGROUND = 192  # neither black nor white, which views often are
 
 
 def contact_sheet(images: Tensor, views: Views, *, columns: int = 8, seed: int = 0, epoch: int = 0) -> Image:

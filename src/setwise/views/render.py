@@ -34,8 +34,11 @@ def _between(start: Tensor, crop: Tensor, size: int) -> tuple[Tensor, Tensor]:
     return at.clamp_(0, size - 1).long(), torch.stack([1 - share, share]).mul_(inside)
 
 
-def cropped(images: Tensor, at: Tensor, box: Tensor, flip: Tensor) -> Tensor:
-    """Crops of the images number ``at`` [B], enlarged to their size, flipped, in [0, 1]: float32 [B, C, H, W]."""
+def cropped(images: Tensor, at: Tensor, box: Tensor, flip: Tensor, scratch: Tensor) -> Tensor:
+    """Crops of the images number ``at`` [B], enlarged to their size, flipped, in [0, 1]: float32 [B, C, H, W].
+
+    ``scratch`` [2, B, C, H, W] is room to work in.
+    """
     b, c, h, w = images.shape
     if not flip.any() and (box == box.new_tensor([0, 0, h, w])).all():
         return images.index_select(0, at) * (1 / 255)
@@ -43,21 +46,17 @@ def cropped(images: Tensor, at: Tensor, box: Tensor, flip: Tensor) -> Tensor:
     rows, row_weights = _between(top, height, h)
     columns, column_weights = _between(left, width, w)
     columns, column_weights = (torch.where(flip[:, None], x.flip(-1), x) for x in (columns, column_weights))
-    # One block, not three: malloc hands memory back to the system, to be mapped and cleared again in the next call,
-    # where more is free than twice the largest block it has seen. That costs more than the arithmetic does.
-    table, near, far = torch.empty(3, b, c, h, w, device=images.device)
     # Rows are contiguous, and a bag of two weighted rows is the fastest way to join them.
     planes = at[:, None] * c + torch.arange(c, device=images.device)
     bags = planes[..., None, None] * h + rows.movedim(0, -1)[:, None]  # [B, C, H, 2]
     weights = (row_weights / 255).movedim(0, -1)[:, None].expand_as(bags)
-    table.copy_(images)
-    x = F.embedding_bag(
-        bags.reshape(-1, 2), table.view(-1, w), mode="sum", per_sample_weights=weights.reshape(-1, 2)
-    ).view(b, c, h, w)
-    for out, at, weight in zip((near, far), columns, column_weights, strict=True):
-        torch.gather(x, 3, at[:, None, None].expand_as(x), out=out)
-        out.mul_(weight[:, None, None])
-    return torch.add(near, far, out=x)
+    table = scratch[0].copy_(images).view(-1, w)
+    x = F.embedding_bag(bags.reshape(-1, 2), table, mode="sum", per_sample_weights=weights.reshape(-1, 2))
+    x = x.view(b, c, h, w)
+    for part, column, weight in zip(scratch, columns, column_weights, strict=True):
+        torch.gather(x, 3, column[:, None, None].expand_as(x), out=part)
+        part.mul_(weight[:, None, None])
+    return torch.add(scratch[0], scratch[1], out=x)
 
 
 def grey_of(x: Tensor) -> Tensor:
@@ -76,7 +75,7 @@ def brighten(x: Tensor, factor: Tensor) -> None:
 def contrast(x: Tensor, factor: Tensor) -> None:
     """Blend with the mean lightness of the image, in place."""
     rows = x.flatten(0, 1)
-    # torch adds up a single row in another order than several.
+    # A single long row torch would divide between threads, and add it up in another order than one of several.
     means = rows.mean(1) if len(rows) > 1 else rows.repeat(2, 1).mean(1)[:1]
     mean = grey_of(means.view(*x.shape[:2], 1)).mul_(1 - factor)
     x.mul_(factor[:, None]).add_(mean[:, None]).clamp_(0, 1)
@@ -123,10 +122,15 @@ def _apply(images: Tensor, parameters: Parameters, finish: Finish, out: Tensor) 
     turns = torch.where(parameters.jitter[:, None], parameters.order, len(PARTS)).T.contiguous()
     orders = turns.argsort().unbind()
     at = orders[0]
-    x = cropped(images, at, parameters.box[at], parameters.flip[at]).view(b, c, h * w)
+    # One block of memory, used again and again: malloc hands back to the system what is free beyond twice the largest
+    # block it has seen, and to have it mapped and cleared anew in every call costs more than the arithmetic.
+    scratch = torch.empty(2, b, c, h, w, device=images.device)
+    x = cropped(images, at, parameters.box[at], parameters.flip[at], scratch).view(b, c, h * w)
+    spare = scratch[0].view(b, c, h * w)
     for turn, now in zip(turns, orders, strict=True) if parameters.jitter.any() else ():
         if now is not at:
-            x, at = x.index_select(0, at.argsort()[now]), now
+            torch.index_select(x, 0, at.argsort()[now], out=spare)
+            x, spare, at = spare, x, now
         counts = turn.bincount(minlength=len(PARTS) + 1).tolist()
         runs = zip(PARTS, torch.split(x, counts), torch.split(parameters.factors[at], counts), strict=False)
         for k, (part, colours, factors) in enumerate(runs):
