@@ -75,13 +75,16 @@ def resized_box(words: Tensor, size: tuple[int, int], ranges: Ranges) -> Tensor:
     return torch.where(fits.any(1, keepdim=True), found, found.new_tensor(ranges.fallback))
 
 
-def draw(ranges: Ranges, samples: Tensor, seed: Tensor, epoch: Tensor, view: int, size: tuple[int, int]) -> Parameters:
-    """Parameters of one view of each sample. ``samples`` [B], ``seed`` and ``epoch`` [] are int64 on one device."""
+def draw(
+    ranges: Ranges, samples: Tensor, seed: Tensor, epoch: Tensor, view: int | Tensor, size: tuple[int, int]
+) -> Parameters:
+    """Parameters of a view of each sample. ``samples`` [B], ``seed`` and ``epoch`` [] int64; ``view`` may be [B]."""
     counter = samples.new_empty(4, len(samples), BLOCKS)
     counter[0] = (samples & MASK)[:, None]
     counter[1] = ((samples >> 32) & MASK)[:, None]
     counter[2] = epoch & MASK
-    counter[3] = torch.arange(16 * view, 16 * view + BLOCKS, device=samples.device)
+    first = 16 * view[:, None] if isinstance(view, Tensor) else 16 * view
+    counter[3] = first + torch.arange(BLOCKS, device=samples.device)
     words = philox(counter, torch.stack([seed & MASK, (seed >> 32) & MASK]))  # [4, B, BLOCKS]
     if ranges.crop == "resized":
         box = resized_box(words, size, ranges)

@@ -194,8 +194,8 @@ class Views:
         if out is not None:
             return out
         with torch.inference_mode():  # as in render.py
-            drawn = [plain_draw.draw(ranges, samples, seed, epoch, first + k, size) for k in range(count)]
-            parameters = Parameters(*(torch.cat(x) for x in zip(*drawn, strict=True))) if count > 1 else drawn[0]
+            view = torch.arange(first, first + count, device=samples.device).repeat_interleave(len(samples))
+            parameters = plain_draw.draw(ranges, samples.repeat(count), seed, epoch, view, size)
         out = plain_render.apply(images.repeat(count, 1, 1, 1) if count > 1 else images, parameters, finish)
         pairs: Tensor = torch.unflatten(out, 0, (count, len(images)))
         return pairs
