@@ -109,15 +109,18 @@ def milliseconds(run: Callable[[], object], device: torch.device, seconds: float
     return statistics.median(turns({"it": run}, device, seconds)["it"])
 
 
-def peak_bytes(run: Callable[[], object], device: torch.device) -> int:
-    """The most memory held while ``run`` runs: by tensors on a GPU, resident otherwise (Linux)."""
+def peak_bytes(run: Callable[[], object], device: torch.device) -> int | None:
+    """The most memory held while ``run`` runs: by tensors on a GPU, else resident, which only Linux tells."""
     run()
     if device.type == "cuda":
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         run()
         return torch.cuda.max_memory_allocated()
-    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts again from here
+    try:
+        Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts again from here
+    except OSError:
+        return None
     run()
     (line,) = (x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("VmHWM"))
     return 1024 * int(line.split()[1])
@@ -137,9 +140,13 @@ class Row:
     added_ms: float
     loss_added_ms: float
     dense_term_ms: float | None
-    plain_bytes: int
-    qare_bytes: int
+    plain_bytes: int | None
+    qare_bytes: int | None
     dense_bytes: int | None
+
+    def memory_added(self, more: int | None) -> str:
+        """Share of memory that ``more`` bytes are above those of the plain iteration."""
+        return "-" if more is None or not self.plain_bytes else f"{more / self.plain_bytes - 1:+.3%}"
 
 
 def embeddings(n: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -258,8 +265,8 @@ def run(*, sizes: Sequence[int], device: torch.device, encoder: str, out: Path, 
             f"{row.loss_added_ms:.3f} ms",
             "-" if dense is None else f"{dense:.2f} ms",
             "-" if dense is None else f"{dense / row.plain_ms:.1%}",
-            f"{row.qare_bytes / row.plain_bytes - 1:+.3%}",
-            "-" if row.dense_bytes is None else f"{row.dense_bytes / row.plain_bytes - 1:+.2%}",
+            row.memory_added(row.qare_bytes),
+            row.memory_added(row.dense_bytes),
         )
     console.print(table)
     ms = singles["ms"]
