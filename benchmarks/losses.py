@@ -27,6 +27,7 @@ from rich.table import Table
 from torch import Tensor
 
 import setwise as sw
+from setwise.bench import highest_resident
 
 TEMPERATURE, DIMENSIONS = 0.5, 128
 LARGE, BLOCK = 16_384, 256
@@ -70,12 +71,6 @@ def one_step(block_size: int | None) -> None:
     before = highest_resident()
     loss(z_a, z_b).backward()
     print(highest_resident() - before)
-
-
-def highest_resident() -> int:
-    """Bytes this process has held at most (Linux; ru_maxrss would count its parent's)."""
-    (line,) = (x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("VmHWM"))
-    return int(line.split()[1]) * 1024
 
 
 def main() -> None:

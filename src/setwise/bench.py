@@ -122,6 +122,11 @@ def peak_bytes(run: Callable[[], object], device: torch.device) -> int | None:
     except OSError:
         return None
     run()
+    return highest_resident()
+
+
+def highest_resident() -> int:
+    """Bytes this process has held at most (Linux; ru_maxrss would count its parent's)."""
     (line,) = (x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("VmHWM"))
     return 1024 * int(line.split()[1])
 

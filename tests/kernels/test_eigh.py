@@ -11,7 +11,7 @@ import torch
 from setwise.kernels import eigh as module
 from setwise.kernels.eigh import LARGEST, MAX_SWEEPS, SHIFT, SORT, TOLERANCE, Plan, eigh, plan_for
 
-gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+gpu = pytest.mark.gpu  # tests/conftest.py skips it where there is none
 F = np.float32
 ACCURACY = 1e-5  # what eigh promises, relative to the spectral norm
 

@@ -82,11 +82,6 @@ def test_sparse_clr(views, similarity):
 
 
 def test_sparse_clr_gives_no_gradient_outside_its_support():
-    z_a = torch.eye(3, dtype=torch.float64)
-    z_b = torch.tensor([[1.0, 0.8, 0], [0, 1, 0], [0, 0, 1]], dtype=torch.float64).requires_grad_()
-    loss = sw.SparseCLR(margin=0.1, candidates="cross")(z_a[:1].expand(3, 3), z_b)
-    loss.backward()
-    assert z_b.grad.isfinite().all()
     s = torch.tensor([[0.0, 3.0, -5.0]], dtype=torch.float64, requires_grad=True)
     sw.functional.score_assignment_loss(s, smoothing="sparse").backward()
     assert s.grad[0, 2] == 0

