@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "setwise"
-ROOMS = ["checks", "kernels", "similarity", "assignment", "losses", "encoders", "data", "views", "demo", "bench", "cli"]
-OPTIONAL = {"matplotlib", "sklearn", "h5py", "PIL", "tensorboard", "rich", "tyro"}
+ROOMS = [
+    *("checks", "kernels", "similarity", "assignment", "losses", "encoders", "data", "views"),
+    *("recipe", "methods", "training", "evaluation", "experiments", "demo", "bench", "cli"),
+]
+OPTIONAL = {"safetensors", "onnx", "onnxruntime", "matplotlib", "sklearn", "h5py", "PIL", "tensorboard", "rich", "tyro"}
 FILES = sorted(SOURCE.rglob("*.py"))
 
 

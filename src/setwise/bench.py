@@ -20,6 +20,7 @@ from torch.nn.functional import normalize
 from setwise.encoders import CifarResNet, projection_head
 from setwise.losses.functional import qare
 from setwise.losses.modules import InfoNCE, QARe, SetContrastive
+from setwise.training.capture import captured
 
 DIMENSIONS = 64
 BETA = 0.5
@@ -62,20 +63,6 @@ class Step:
             z = self.model(self.inputs)
         self.loss(z[: self.n], z[self.n :]).backward()
         self.optimizer.step()
-
-
-def captured(run: Callable[[], object]) -> Callable[[], None]:
-    """``run`` as the replay of a CUDA graph. Fails if anything in it waits for the device."""
-    stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            run()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    return graph.replay
 
 
 def turns(runs: dict[str, Callable[[], object]], device: torch.device, seconds: float) -> dict[str, list[float]]:

@@ -1,11 +1,12 @@
 """Command line: arguments in, calls out."""
+# Heavy imports are inside the commands: `setwise --help` should not wait for torch.
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import tyro
 from tyro.extras import SubcommandApp
@@ -16,6 +17,9 @@ app.command(bench, name="bench", help="Measure what things cost.")
 app.command(data, name="data", help="See, fetch, check and preview data sets.")
 Root = Annotated[Path | None, tyro.conf.arg(help="folder of the data sets; $SETWISE_DATA or ~/.cache/setwise if none")]
 Name = Annotated[str, tyro.conf.Positional, tyro.conf.arg(help="as `setwise data list` shows it")]
+Device = Annotated[str, tyro.conf.arg(help="cpu, cuda, ...; a GPU if there is one")]
+Run = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(help="a run's folder, or its checkpoint")]
+DEFAULT_RECIPE = "paper/digits-conv4-simclr-qare"
 
 
 @app.command
@@ -86,7 +90,8 @@ def data_preview(
     name: Name,
     root: Root = None,
     views: Annotated[
-        Literal["self-supervised", "supervised", "matching", "none"], tyro.conf.arg(help="preset of augmentations")
+        Literal["self-supervised", "modern", "supervised", "flip", "matching", "none"],
+        tyro.conf.arg(help="preset of augmentations"),
     ] = "self-supervised",
     images: Annotated[int, tyro.conf.arg(help="how many images, drawn at random")] = 8,
     columns: Annotated[int, tyro.conf.arg(help="views of each")] = 8,
@@ -99,16 +104,155 @@ def data_preview(
     print(_told(lambda: write_preview(name, root, views, images=images, columns=columns, seed=seed, out=out)))
 
 
+@app.command(name="recipes")
+def list_recipes(
+    like: Annotated[str, tyro.conf.Positional, tyro.conf.arg(help="show only names that contain this")] = "",
+) -> None:
+    """Names of the recipes, for `setwise pretrain --recipe NAME`; --help after one shows every number in it."""
+    from setwise.experiments.recipes import RECIPES
+
+    found = [name for name in RECIPES if like in name]
+    print("\n".join(found) if found else f"no recipe has {like!r} in its name")
+
+
+@app.command(name="pretrain")
+def pretrain_help(
+    recipe: Annotated[str, tyro.conf.arg(help="as `setwise recipes` lists them")] = DEFAULT_RECIPE,
+) -> None:
+    """Train an encoder by a recipe, probe it, write its record: any number of the recipe can be changed."""
+    raise AssertionError("main() takes this command itself: its options are those of the recipe")
+
+
+def _pretrain(args: list[str]) -> None:
+    """`setwise pretrain`: the recipe's name is read first, since its numbers are the defaults of the other options."""
+    from setwise.experiments.recipes import recipe as find
+    from setwise.recipe import Recipe
+
+    name = DEFAULT_RECIPE
+    for i, word in enumerate(args):
+        if word == "--recipe" and i + 1 < len(args):
+            name = args[i + 1]
+        elif word.startswith("--recipe="):
+            name = word.removeprefix("--recipe=")
+    default = _told(lambda: find(name))
+
+    def pretrain(
+        fields: Any = default,
+        *,
+        recipe: Annotated[str, tyro.conf.arg(help="as `setwise recipes` lists them")] = DEFAULT_RECIPE,
+        seed: int = 1,
+        out: Annotated[Path | None, tyro.conf.arg(help="the run's folder; runs/RECIPE/seed-N if none")] = None,
+        root: Root = None,
+        device: Device = "auto",
+        resume: Annotated[bool, tyro.conf.arg(help="go on with the run in that folder, if there is one")] = False,
+        checkpoint_seconds: Annotated[float, tyro.conf.arg(help="between checkpoints")] = 60.0,
+        capture: Annotated[bool, tyro.conf.arg(help="steps as CUDA graphs, on a GPU")] = True,
+        probe: Annotated[bool, tyro.conf.arg(help="linear probe and kNN at the end")] = True,
+        tensorboard: Annotated[bool, tyro.conf.arg(help="write TensorBoard's files too")] = False,
+        quiet: Annotated[bool, tyro.conf.arg(help="no progress")] = False,
+    ) -> None:
+        """Train an encoder by a recipe, probe the frozen encoder, write the run's record.
+
+        Every number of the recipe is an option; its default is what the recipe says. Many processes:
+        torchrun --nproc-per-node 8 -m setwise.cli pretrain ...
+        """
+        from setwise.experiments import runs
+        from setwise.training.processes import join, leave
+
+        folder = out or Path("runs") / recipe / f"seed-{seed}"
+        processes, where = join(runs.choose_device(device))
+        try:
+            record = runs.pretrain(
+                fields,
+                folder,
+                name=recipe if fields == default else f"{recipe} (changed)",
+                seed=seed,
+                device=where,
+                root=root,
+                resume=resume,
+                processes=processes,
+                capture=capture,
+                checkpoint_seconds=checkpoint_seconds,
+                tensorboard=tensorboard,
+                quiet=quiet,
+                probe=probe,
+            )
+        finally:
+            leave()
+        if processes.first:
+            _say_final(record["final"])
+            print(f"written to {folder}: record.json, metrics.csv, metrics.jsonl, checkpoint.safetensors")
+
+    # Set here, since names in annotations are looked up in the module, which has not imported it.
+    pretrain.__annotations__["fields"] = Annotated[Recipe, tyro.conf.arg(name="")]
+    _told(lambda: tyro.cli(pretrain, prog="setwise pretrain", args=args))
+
+
+@app.command
+def probe(
+    checkpoint: Run,
+    root: Root = None,
+    device: Device = "auto",
+    fine_tune: Annotated[bool, tyro.conf.arg(help="also train the whole network on the labels")] = False,
+    fine_tune_epochs: Annotated[int, tyro.conf.arg(help="how long")] = 30,
+) -> None:
+    """Linear probe and kNN of a trained encoder, frozen; accuracies of the last epoch, not the best."""
+    from setwise.experiments import runs
+
+    _say_final(
+        _told(
+            lambda: runs.probe(
+                checkpoint,
+                device=runs.choose_device(device),
+                root=root,
+                fine_tune=fine_tune,
+                fine_tune_epochs=fine_tune_epochs,
+            )
+        )
+    )
+
+
+@app.command(name="export")
+def export_encoder(
+    checkpoint: Run,
+    out: Annotated[Path, tyro.conf.arg(help="folder for encoder.safetensors, config.json, encoder.onnx")] = Path(
+        "out/encoder"
+    ),
+    onnx: Annotated[bool, tyro.conf.arg(help="write ONNX too")] = True,
+) -> None:
+    """Write a trained encoder for others: safetensors with its config, and ONNX, checked against torch."""
+    from setwise.experiments import runs
+
+    for path in _told(lambda: runs.export(checkpoint, out, onnx=onnx)).values():
+        print(path)
+
+
+def _say_final(final: dict[str, Any]) -> None:
+    for name, value in final.items():
+        if name.endswith("accuracy"):
+            print(f"{name.replace('_', ' ')}: {100 * value:.2f} %")
+
+
 def _told(call: Callable[[], T]) -> T:
     """What ``call`` returns; an error about the input is one line for a person, not a traceback."""
     try:
         return call()
     except (ValueError, OSError) as error:
         sys.exit(f"setwise: {error}")
+    except RuntimeError as error:
+        from setwise.training.errors import Interrupted, TrainingError
+
+        if not isinstance(error, TrainingError):
+            raise
+        print(f"setwise: {error}", file=sys.stderr)
+        sys.exit(128 + error.signal if isinstance(error, Interrupted) else 1)  # as shells count signals
 
 
 def main(args: list[str] | None = None) -> None:
     """Entry point of ``setwise``."""
+    args = sys.argv[1:] if args is None else args
+    if args[:1] == ["pretrain"]:
+        return _pretrain(args[1:])
     app.cli(prog="setwise", description="Set-level contrastive learning.", args=args)
 
 

@@ -9,8 +9,8 @@ from setwise.losses.presets import PRESETS
 
 
 def make(name: str) -> torch.nn.Module:
-    needs_beta = name.endswith("-qare") and "matching" not in name
-    return sw.presets(name, beta=0.5) if needs_beta else sw.presets(name)
+    weighed = name.endswith(("-qare", "-gap")) and "matching" not in name
+    return sw.presets(name, beta=0.5) if weighed else sw.presets(name)
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -57,6 +57,8 @@ def test_released_simclr_qare(views):
 
 def test_the_two_sides_never_mix():
     for name in PRESETS:
+        if name.startswith("modern/"):
+            continue
         loss = make(name)
         parts = [loss.pairwise, loss.regularizer] if isinstance(loss, sw.SetContrastive) else [loss]
         released = name.startswith("released/")
@@ -68,6 +70,17 @@ def test_the_two_sides_never_mix():
             assert (options.get("clamp") is not None) <= (released and name.endswith("-qare"))
             if isinstance(part, sw.QARe):
                 assert options["normalization"] == ("n(n-1)" if released else "n2")
+
+
+def test_modern_presets_are_nt_xent_with_algorithm_2_or_the_gap(views):
+    z_a, z_b = views(6, 4)
+    plain = sw.NTXent(temperature=0.5)(z_a, z_b)
+    torch.testing.assert_close(sw.presets("modern/simclr")(z_a, z_b), plain)
+    a, b = (1 + F.normalize(z) @ F.normalize(z).T for z in (z_a, z_b))
+    both = torch.linalg.eigvalsh(a) @ torch.linalg.eigvalsh(b)
+    torch.testing.assert_close(sw.presets("modern/simclr-qare", beta=2.0)(z_a, z_b), plain + 2 * both / 36)
+    gap = (both - (a * b).sum()) / 36
+    torch.testing.assert_close(sw.presets("modern/simclr-gap", beta=2.0)(z_a, z_b), plain + 2 * gap)
 
 
 def test_set_contrastive(views):

@@ -9,6 +9,7 @@ from torch import nn
 from setwise.checks import check_count, check_option
 from setwise.encoders.conv4 import Conv4
 from setwise.encoders.heads import projection_head
+from setwise.encoders.initial import xavier_weights_
 from setwise.encoders.resnet import CifarResNet, ResNet
 
 NAMES = ("conv4", "resnet8", "resnet32", "resnet56", "resnet18", "resnet34")
@@ -17,8 +18,25 @@ Name = Literal["conv4", "resnet8", "resnet32", "resnet56", "resnet18", "resnet34
 __all__ = ["NAMES", "CifarResNet", "Conv4", "ResNet", "create", "projection_head"]
 
 
-def create(name: Name, *, channels: int = 3, stem: Literal["imagenet", "cifar"] = "imagenet") -> nn.Module:
-    """The encoder ``name`` (one of ``NAMES``) for images of ``channels`` channels; ``stem`` is for resnet18 and 34."""
+def create(
+    name: Name,
+    *,
+    channels: int = 3,
+    stem: Literal["imagenet", "cifar"] = "imagenet",
+    initial: Literal["released", "xavier"] = "released",
+) -> nn.Module:
+    """The encoder ``name`` (one of ``NAMES``) for images of ``channels`` channels; ``stem`` is for resnet18 and 34.
+
+    ``initial`` weights: as the released code draws them, or as the paper says.
+    """
+    check_option(initial, ("released", "xavier"), "initial")
+    encoder = _create(name, channels, stem)
+    if initial == "xavier":
+        xavier_weights_(encoder)
+    return encoder
+
+
+def _create(name: Name, channels: int, stem: Literal["imagenet", "cifar"]) -> nn.Module:
     check_option(name, NAMES, "the encoder's name")
     check_count(channels, "channels")
     if name == "conv4":

@@ -6,6 +6,7 @@
   Euclidean distances, of features the encoder has made unit length, in convex combination with the paper's weights.
 - released: every view among the 2N - 1 others, temperature 0.5, -log of the mean probability; with QARe, all cosines
   clamped at 1e-8 from below, before the loss too, and QARe divided by N(N-1). It has no instance matching.
+- modern: NT-Xent as today's libraries compute it; with QARe (Algorithm 2), or with the alignment gap, which is ours.
 """
 
 from __future__ import annotations
@@ -28,10 +29,7 @@ _PLAIN: dict[str, Callable[[], nn.Module]] = {
     "paper/matching-sparseclr": lambda: SparseCLR(margin=1.0, candidates="cross", similarity="euclidean"),
     "released/simclr": lambda: NTXent(temperature=0.5, reduction="log-mean"),
     "released/sparseclr": lambda: SparseCLR(margin=1.0, candidates="all"),
-}
-_RELEASED_CLAMPED: dict[str, Callable[[], nn.Module]] = {
-    "released/simclr-qare": lambda: NTXent(temperature=0.5, reduction="log-mean", clamp=RELEASED_CLAMP),
-    "released/sparseclr-qare": lambda: SparseCLR(margin=1.0, candidates="all", clamp=RELEASED_CLAMP),
+    "modern/simclr": lambda: NTXent(temperature=0.5),
 }
 # The paper's weights in instance matching (supplement). Self-supervised weights depend on encoder and data
 # (Table 4), so there beta has no default.
@@ -41,13 +39,30 @@ _MATCHING_BETA = {
     "paper/matching-nt-logistic-qare": 0.2,
     "paper/matching-sparseclr-qare": 0.3,
 }
-PRESETS = (
-    *_PLAIN,
-    "paper/simclr-qare",
-    "paper/sparseclr-qare",
-    *_MATCHING_BETA,
-    *_RELEASED_CLAMPED,
-)
+_WEIGHED: dict[str, Callable[[], tuple[nn.Module, QARe]]] = {
+    "paper/simclr-qare": lambda: (_PLAIN["paper/simclr"](), QARe()),
+    "paper/sparseclr-qare": lambda: (_PLAIN["paper/sparseclr"](), QARe()),
+    "released/simclr-qare": lambda: (
+        NTXent(temperature=0.5, reduction="log-mean", clamp=RELEASED_CLAMP),
+        _released_qare(),
+    ),
+    "released/sparseclr-qare": lambda: (
+        SparseCLR(margin=1.0, candidates="all", clamp=RELEASED_CLAMP),
+        _released_qare(),
+    ),
+    "modern/simclr-qare": lambda: (_PLAIN["modern/simclr"](), QARe()),
+    "modern/simclr-gap": lambda: (_PLAIN["modern/simclr"](), QARe(reference="truth")),
+}
+PRESETS = (*_PLAIN, *_WEIGHED, *_MATCHING_BETA)
+
+
+def _released_qare() -> QARe:
+    return QARe(clamp=RELEASED_CLAMP, normalization="n(n-1)", spectrum="dense")
+
+
+def needs_beta(name: str) -> bool:
+    """Whether the preset has a set-level term whose weight must be chosen."""
+    return name in _WEIGHED
 
 
 def presets(name: str, *, beta: float | None = None) -> nn.Module:
@@ -62,8 +77,5 @@ def presets(name: str, *, beta: float | None = None) -> nn.Module:
         return SetContrastive.convex(_PLAIN[name.removesuffix("-qare")](), weight)
     if beta is None:
         raise ValueError(f"expected beta=... for {name!r}: the paper chooses it per encoder and data set (Table 4)")
-    if name in _RELEASED_CLAMPED:
-        return SetContrastive(
-            _RELEASED_CLAMPED[name](), beta, QARe(clamp=RELEASED_CLAMP, normalization="n(n-1)", spectrum="dense")
-        )
-    return SetContrastive(_PLAIN[name.removesuffix("-qare")](), beta)
+    pairwise, term = _WEIGHED[name]()
+    return SetContrastive(pairwise, beta, term)

@@ -1,0 +1,87 @@
+"""Run records: one self-contained JSON file a run, written by the program only."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy
+import torch
+
+from setwise.training.checkpoint import write_text
+
+FORMAT = "setwise run 1"
+FILE = "record.json"
+
+
+def surroundings(device: torch.device) -> dict[str, Any]:
+    """Where and with what something ran: commit, versions, hardware, command."""
+    from setwise import __version__
+
+    hardware: dict[str, Any] = {"device": device.type, "machine": platform.machine(), "cores": os.cpu_count()}
+    if device.type == "cuda":
+        hardware |= {"name": torch.cuda.get_device_name(device), "cuda": torch.version.cuda}
+    else:
+        hardware |= {"name": _processor(), "threads": torch.get_num_threads()}
+    return {
+        "commit": _commit(),
+        "versions": {
+            "setwise": __version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+            "scipy": scipy.__version__,
+        },
+        "hardware": hardware,
+        # The file's name alone: where a program is installed is nobody's business.
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+    }
+
+
+def write(folder: Path, record: dict[str, Any]) -> Path:
+    """Write ``record`` into a run's folder, whole or not at all."""
+    path = folder / FILE
+    write_text(path, json.dumps({"format": FORMAT, **record}, indent=1) + "\n")
+    return path
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The record in a run's folder, or in a file."""
+    path = path / FILE if path.is_dir() else path
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"expected a run record at {path}, got {error}") from error
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise ValueError(f"expected a record that setwise wrote at {path}, got another file")
+    return found
+
+
+def _commit() -> str | None:
+    """The commit of the source that runs, "+" if it was changed since; None where it is not a checkout."""
+    source = Path(__file__).parent
+
+    def git(*words: str) -> str:
+        run = subprocess.run(["git", "-C", str(source), *words], capture_output=True, text=True, timeout=10, check=True)
+        return run.stdout.strip()
+
+    try:
+        if not git("ls-files", __file__):
+            return None
+        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--", str(source)) else "")
+    except (OSError, subprocess.SubprocessError):
+        return os.environ.get("SETWISE_COMMIT")
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor()

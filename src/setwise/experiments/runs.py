@@ -1,0 +1,210 @@
+"""A run from its recipe to its record: train, evaluate, write."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from setwise import methods
+from setwise.data import ImageSet, load
+from setwise.evaluation.features import extract, frozen
+from setwise.evaluation.knn import knn_accuracy
+from setwise.evaluation.probe import linear_probe
+from setwise.experiments import records
+from setwise.methods import Supervised
+from setwise.recipe import Recipe
+from setwise.training import checkpoint as checkpoints
+from setwise.training.checkpoint import Checkpoint
+from setwise.training.loop import train
+from setwise.training.processes import Processes
+
+# Ours, the paper does not fine-tune: small steps, since the encoder starts from something.
+FINE_TUNING = {"views": "supervised", "optimizer": "sgd", "lr": 0.01, "schedule": "cosine", "epochs": 30}
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of that name; "auto" is a GPU where there is one."""
+    try:
+        device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
+    except RuntimeError as error:
+        raise ValueError(f"expected a device such as auto, cpu or cuda, got {name!r}") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError("expected a CUDA device for --device cuda, got none; leave it out to use the CPU")
+    return device
+
+
+def splits(recipe: Recipe, root: Path | None) -> tuple[ImageSet, ImageSet]:
+    """The images to train on, and those to test on: tiny-ImageNet's test labels are secret, its val split serves."""
+    train_set = load(recipe.data, root, split="train")
+    return train_set, load(recipe.data, root, split="val" if train_set.name == "tiny-imagenet" else "test")
+
+
+def pretrain(
+    recipe: Recipe,
+    folder: Path,
+    *,
+    name: str,
+    seed: int,
+    device: torch.device,
+    root: Path | None = None,
+    resume: bool = False,
+    processes: Processes | None = None,
+    capture: bool = True,
+    checkpoint_seconds: float = 60.0,
+    tensorboard: bool = False,
+    quiet: bool = False,
+    probe: bool = True,
+) -> dict[str, Any]:
+    """Train by a recipe, probe the frozen encoder, write the record into the run's folder; the record."""
+    processes = processes or Processes()
+    train_set, test_set = splits(recipe, root)
+    engine, last = train(
+        recipe,
+        train_set,
+        folder,
+        seed=seed,
+        device=device,
+        resume=resume,
+        processes=processes,
+        capture=capture,
+        checkpoint_seconds=checkpoint_seconds,
+        tensorboard=tensorboard,
+        quiet=quiet,
+        title=f"{name} seed {seed}",
+    )
+    record: dict[str, Any] = {
+        "name": name,
+        "recipe": recipe.as_json(),
+        "seed": seed,
+        "precision": engine.precision,
+        "processes": processes.size,
+        **records.surroundings(device),
+        "data": {"name": train_set.name, "train": len(train_set), "test": len(test_set)},
+        "timings": {"training_seconds": last.seconds},
+        "epochs": last.history,
+        "final": {},
+    }
+    if processes.first:
+        if probe:
+            final = evaluate(engine.method.encoder, engine.data, test_set, recipe, seed=seed, device=device)
+            record["timings"] |= final.pop("timings")
+            record["final"] = final
+            if isinstance(engine.method, Supervised) and recipe.epochs:
+                record["final"]["classifier_accuracy"] = _classifier_accuracy(engine.method, test_set, device)
+        records.write(folder, record)
+    return record
+
+
+def evaluate(
+    encoder: nn.Module, train_set: ImageSet, test_set: ImageSet, recipe: Recipe, *, seed: int, device: torch.device
+) -> dict[str, Any]:
+    """Linear probe (the last epoch's accuracy) and kNN of a frozen encoder, and how long they took."""
+    classes = len(train_set.classes)
+    began = time.perf_counter()
+    with frozen(encoder):
+        train_x, test_x = (_features(encoder, images, device) for images in (train_set, test_set))
+        train_y, test_y = (images.labels.to(train_x.device) for images in (train_set, test_set))
+        extracted = time.perf_counter()
+        probed = linear_probe(
+            train_x,
+            train_y,
+            test_x,
+            test_y,
+            classes=classes,
+            epochs=recipe.probe_epochs,
+            batch=recipe.probe_batch,
+            lr=recipe.probe_lr,
+            seed=seed,
+        )
+        done = time.perf_counter()
+        neighbours = knn_accuracy(train_x, train_y, test_x, test_y, classes=classes)
+    return {
+        "probe_accuracy": probed.accuracy,
+        **{f"knn{k}_accuracy": accuracy for k, accuracy in neighbours.items()},
+        "timings": {
+            "features_seconds": extracted - began,
+            "probe_seconds": done - extracted,
+            "knn_seconds": time.perf_counter() - done,
+        },
+    }
+
+
+def encoder_of(found: Checkpoint) -> nn.Module:
+    """The trained encoder of a checkpoint, on the CPU."""
+    encoder = methods.create_encoder(found.recipe, int(found.data["shape"][0]))
+    state = found.encoder_state()
+    encoder.to(next(iter(state.values())).dtype).load_state_dict(state)
+    return encoder
+
+
+def probe(
+    path: Path,
+    *,
+    device: torch.device,
+    root: Path | None = None,
+    fine_tune: bool = False,
+    fine_tune_epochs: int | None = None,
+    quiet: bool = False,
+) -> dict[str, Any]:
+    """Evaluate a checkpoint anew: linear probe and kNN, and with ``fine_tune`` the whole network trained on."""
+    found = checkpoints.load(path)
+    train_set, test_set = splits(found.recipe, root)
+    encoder = encoder_of(found).to(device)
+    result = evaluate(encoder, train_set, test_set, found.recipe, seed=found.seed, device=device)
+    if fine_tune:
+        tuning = replace(found.recipe, method="supervised", loss=None, beta=None, **FINE_TUNING)  # type: ignore[arg-type]
+        if fine_tune_epochs is not None:
+            tuning = replace(tuning, epochs=fine_tune_epochs)
+        folder = (path if path.is_dir() else path.parent) / "fine-tuned"
+        engine, last = train(
+            tuning,
+            train_set,
+            folder,
+            seed=found.seed,
+            device=device,
+            resume=True,
+            quiet=quiet,
+            title="fine-tuning",
+            encoder=found.encoder_state(),
+        )
+        assert isinstance(engine.method, Supervised)
+        result["fine_tuned_accuracy"] = _classifier_accuracy(engine.method, test_set, device)
+        result["timings"]["fine_tuning_seconds"] = last.seconds
+    return result
+
+
+def export(path: Path, folder: Path, *, onnx: bool = True) -> dict[str, Path]:
+    """Write a checkpoint's encoder as safetensors with a config, and as ONNX; the files written."""
+    from setwise import __version__
+    from setwise.evaluation.export import export as write
+
+    found = checkpoints.load(path)
+    config = {
+        "name": found.recipe.encoder,
+        "stem": found.recipe.stem,
+        "channels": found.data["shape"][0],
+        "mean": found.data["mean"],
+        "std": found.data["std"],
+        "classes": found.data["classes"],
+        "size": found.data["shape"][1:],
+        "version": __version__,
+    }
+    return write(encoder_of(found).float(), config, folder, image_shape=tuple(found.data["shape"]), onnx=onnx)
+
+
+def _features(encoder: nn.Module, images: ImageSet, device: torch.device) -> Tensor:
+    double = next(encoder.parameters()).dtype == torch.float64
+    return extract(encoder, images, device=device, precision="float64" if double else "float32")
+
+
+@torch.no_grad()
+def _classifier_accuracy(method: Supervised, test_set: ImageSet, device: torch.device) -> float:
+    features = _features(method.encoder, test_set, device)
+    weight = method.classifier.weight
+    logits = method.classifier(features.to(weight.device, weight.dtype))
+    return float((logits.argmax(1).cpu() == test_set.labels.cpu()).float().mean())

@@ -1,0 +1,58 @@
+"""Methods: what one step computes, one small file each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import nn
+
+from setwise import encoders
+from setwise.data import ImageSet
+from setwise.losses.presets import presets
+from setwise.methods.contrastive import Contrastive
+from setwise.methods.deepcluster import DeepCluster
+from setwise.methods.deepinfomax import DeepInfoMax
+from setwise.methods.method import Batch, Method
+from setwise.methods.rotation import Rotation
+from setwise.methods.supervised import Supervised
+from setwise.recipe import CONTRASTIVE, Recipe
+from setwise.views import Views, preset
+
+__all__ = [
+    "Batch",
+    "Contrastive",
+    "DeepCluster",
+    "DeepInfoMax",
+    "Method",
+    "Rotation",
+    "Supervised",
+    "create",
+    "create_encoder",
+]
+
+
+def create_encoder(recipe: Recipe, channels: int) -> nn.Module:
+    """The recipe's encoder for images of ``channels`` channels, with fresh weights."""
+    return encoders.create(recipe.encoder, channels=channels, stem=recipe.stem, initial=recipe.initial)
+
+
+def create(recipe: Recipe, data: ImageSet) -> Method:
+    """The recipe's method for a training set, with fresh weights from torch's generator."""
+    encoder = create_encoder(recipe, data.images.shape[1])
+    features = int(encoder.features)  # type: ignore[arg-type]
+    views = _views(recipe, data)
+    if recipe.method in CONTRASTIVE:
+        assert recipe.loss is not None
+        loss = presets(recipe.loss, beta=recipe.beta)
+        return Contrastive(encoder, encoders.projection_head(features, recipe.hidden, recipe.embedding), loss, views)
+    if recipe.method in ("supervised", "random"):
+        return Supervised(encoder, features, len(data.classes), views)
+    if recipe.method == "rotation":
+        return Rotation(encoder, features, views)
+    if recipe.method == "deepcluster":
+        return DeepCluster(encoder, features, len(data), len(data.classes), recipe.hidden, views)
+    return DeepInfoMax(encoder, features, data.images.shape[1], views, adversarial=recipe.adversarial)
+
+
+def _views(recipe: Recipe, data: ImageSet) -> Views:
+    return replace(preset(recipe.views, mean=data.mean, std=data.std), padding=recipe.padding)

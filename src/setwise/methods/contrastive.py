@@ -1,0 +1,25 @@
+"""SimCLR and SparseCLR, with or without a set-level term: two views of each image, a head, a loss."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from setwise.losses.modules import SetContrastive
+from setwise.methods.method import Batch, Method
+from setwise.views import Views
+
+
+class Contrastive(Method):
+    """Any ``loss(z_a, z_b)`` on the head's embeddings of two views; BatchNorm sees both views as one batch."""
+
+    def __init__(self, encoder: nn.Module, head: nn.Module, loss: nn.Module, views: Views) -> None:
+        super().__init__()
+        self.encoder, self.head, self.loss, self.views = encoder, head, loss, views
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        """The loss, and its pairwise and set-level parts where it has them."""
+        z = self.head(self.encoder(batch.pair(self.views)))
+        z_a, z_b = z.chunk(2)
+        if isinstance(self.loss, SetContrastive):
+            return self.loss.terms(z_a, z_b)
+        return {"loss": self.loss(z_a, z_b)}

@@ -1,0 +1,23 @@
+"""The supervised upper bound: a linear classifier on the encoder, trained together with it."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from setwise.methods.method import Batch, Method
+from setwise.views import Views
+
+
+class Supervised(Method):
+    """Cross-entropy of the labels."""
+
+    def __init__(self, encoder: nn.Module, features: int, classes: int, views: Views) -> None:
+        super().__init__()
+        self.encoder, self.classifier, self.views = encoder, nn.Linear(features, classes), views
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        """The loss, and the share of the batch that is classified correctly."""
+        logits = self.classifier(self.encoder(batch.view(self.views)))
+        hits = (logits.argmax(1) == batch.labels).float().mean()
+        return {"loss": cross_entropy(logits, batch.labels), "accuracy": hits}

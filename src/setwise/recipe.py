@@ -1,0 +1,96 @@
+"""What a run is: every number that decides it, but the seed and the machine. ``experiments.recipes`` names some."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
+
+from setwise.checks import check_count, check_number, check_option
+from setwise.encoders import NAMES as ENCODERS
+from setwise.losses.presets import PRESETS as LOSSES
+from setwise.losses.presets import needs_beta
+from setwise.views.pipeline import PRESETS as VIEWS
+
+METHODS = ("simclr", "sparseclr", "supervised", "random", "rotation", "deepcluster", "deepinfomax")
+PRECISIONS = ("float32", "bfloat16", "float64")
+CONTRASTIVE = ("simclr", "sparseclr")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A run's hyper-parameters. The defaults are the paper's self-supervised setting (section 4.2, supplement)."""
+
+    data: str = "digits"  # as `setwise data list` shows it, or a path
+    method: Literal["simclr", "sparseclr", "supervised", "random", "rotation", "deepcluster", "deepinfomax"] = "simclr"
+    encoder: Literal["conv4", "resnet8", "resnet32", "resnet56", "resnet18", "resnet34"] = "conv4"
+    stem: Literal["cifar", "imagenet"] = "cifar"  # of resnet18 and resnet34
+    initial: Literal["released", "xavier"] = "released"  # weights of convolutions; the paper says xavier
+    loss: str | None = None  # one of setwise.PRESETS, for simclr and sparseclr
+    beta: float | None = None  # weight of QARe, where the loss has it
+    hidden: int = 256  # width of the projection head, and of deepcluster's classifier
+    embedding: int = 64  # dimensions that the contrastive losses see
+    views: Literal["self-supervised", "modern", "supervised", "flip", "none"] = "self-supervised"
+    padding: int = 4  # pixels, of the supervised views' crops
+    adversarial: bool = True  # deepinfomax's prior: as published; False is the released code's joint descent
+    epochs: int = 200
+    batch: int = 128  # images; contrastive methods see two views of each
+    drop_last: bool = False  # leave out the last, partial batch of an epoch
+    optimizer: Literal["adam", "sgd"] = "adam"
+    lr: float = 1e-3
+    momentum: float = 0.9  # of sgd
+    weight_decay: float = 0.0
+    schedule: Literal["constant", "steps", "cosine"] = "constant"  # steps: a tenth after 50 % and again after 75 %
+    warmup: float = 0.0  # epochs of a linear rise of the learning rate
+    precision: Literal["auto", "float32", "bfloat16", "float64"] = "auto"  # of the network; auto: bfloat16 on a GPU
+    probe_epochs: int = 100
+    probe_batch: int = 128
+    probe_lr: float = 1e-3
+
+    def __post_init__(self) -> None:
+        """Raise on what is unknown, out of range, or contradicts itself."""
+        check_option(self.method, METHODS, "method")
+        check_option(self.encoder, ENCODERS, "encoder")
+        check_option(self.stem, ("cifar", "imagenet"), "stem")
+        check_option(self.initial, ("released", "xavier"), "initial")
+        check_option(self.views, tuple(VIEWS), "views")
+        check_option(self.optimizer, ("adam", "sgd"), "optimizer")
+        check_option(self.schedule, ("constant", "steps", "cosine"), "schedule")
+        check_option(self.precision, ("auto", *PRECISIONS), "precision")
+        for name in ("hidden", "embedding", "batch", "probe_epochs", "probe_batch"):
+            check_count(getattr(self, name), name)
+        if not isinstance(self.epochs, int) or self.epochs < 0:
+            raise ValueError(f"expected epochs to be an integer of at least 0, got {self.epochs!r}")
+        for name in ("lr", "probe_lr"):
+            check_number(getattr(self, name), name, above=0)
+        for name in ("momentum", "weight_decay", "warmup"):
+            check_number(getattr(self, name), name, least=0)
+        if self.method == "random" and self.epochs:
+            raise ValueError(f"expected epochs=0 for method 'random', which is never trained, got {self.epochs}")
+        if self.method not in CONTRASTIVE:
+            if self.loss is not None or self.beta is not None:
+                raise ValueError(
+                    f"expected no loss and no beta for method {self.method!r}, got {self.loss!r} and {self.beta!r}; "
+                    "they are for simclr and sparseclr"
+                )
+        else:
+            if self.loss is None:
+                raise ValueError(f"expected loss for method {self.method!r}, one of {', '.join(LOSSES)}, got None")
+            check_option(self.loss, LOSSES, "loss")
+            if (self.beta is None) == needs_beta(self.loss):
+                raise ValueError(
+                    f"expected beta with a loss that has a set-level term and only there, got {self.beta!r} with "
+                    f"{self.loss!r}"
+                )
+
+    def as_json(self) -> dict[str, Any]:
+        """The fields, for a file."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: object) -> Recipe:
+        """The recipe that ``as_json`` wrote; unknown or missing fields are named."""
+        names = {f.name for f in fields(cls)}
+        if not isinstance(values, dict) or set(values) != names:
+            got = sorted(set(values) ^ names) if isinstance(values, dict) else type(values).__name__
+            raise ValueError(f"expected a recipe with the fields of this version of setwise, got a difference in {got}")
+        return cls(**values)

@@ -1,0 +1,140 @@
+"""Checkpoints: one safetensors file with every tensor and a JSON text, whole or not there. Reading executes nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from setwise.recipe import Recipe
+from setwise.training.errors import TrainingError
+
+FORMAT = "setwise checkpoint 1"
+KEY = "setwise"  # of the JSON text in safetensors' metadata
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A run at a moment: ``step`` steps of ``epoch`` are done, and the metrics of the epochs before."""
+
+    recipe: Recipe
+    seed: int
+    epoch: int
+    step: int
+    history: list[dict[str, Any]]
+    tensors: dict[str, Tensor] = field(repr=False)
+    data: dict[str, Any] = field(default_factory=dict)  # what the encoder was trained on: channels, size, mean, std
+    seconds: float = 0.0  # of training so far
+
+    def encoder_state(self) -> dict[str, Tensor]:
+        """The encoder's weights."""
+        prefix = "model.encoder."
+        return {name.removeprefix(prefix): x for name, x in self.tensors.items() if name.startswith(prefix)}
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary path beside ``path`` that takes its place, whole and on disk, if the block ends without an error."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        with temporary.open("rb") as written:
+            os.fsync(written.fileno())
+        temporary.chmod(0o666 & ~_umask())
+        temporary.replace(path)
+        _sync_folder(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file, whole or not at all."""
+    with replacing(path) as temporary:
+        temporary.write_text(text)
+
+
+def save(path: Path, checkpoint: Checkpoint) -> None:
+    """Write a checkpoint. If that fails, the one that was there before is intact."""
+    from safetensors.torch import save_file
+
+    about = {
+        "format": FORMAT,
+        "recipe": checkpoint.recipe.as_json(),
+        "seed": checkpoint.seed,
+        "epoch": checkpoint.epoch,
+        "step": checkpoint.step,
+        "history": checkpoint.history,
+        "data": checkpoint.data,
+        "seconds": checkpoint.seconds,
+    }
+    tensors = {name: x.detach().cpu().contiguous() for name, x in checkpoint.tensors.items()}
+    try:
+        with replacing(path) as temporary:
+            save_file(tensors, temporary, metadata={KEY: json.dumps(about)})
+    except Exception as error:  # safetensors has an error class of its own for a full disk
+        if isinstance(error, OSError) or type(error).__name__ == "SafetensorError":
+            raise TrainingError(
+                f"could not write the checkpoint {path}: {error}; the one from before is intact, "
+                "free some space and go on with --resume"
+            ) from error
+        raise
+
+
+def load(path: str | os.PathLike[str]) -> Checkpoint:
+    """Read a checkpoint, or the checkpoint of a run's folder."""
+    from safetensors import SafetensorError, safe_open
+
+    path = Path(path)
+    if path.is_dir():
+        path = path / "checkpoint.safetensors"
+    if not path.exists():
+        raise ValueError(f"expected a checkpoint at {path}, got nothing there; `setwise pretrain` writes one")
+    foreign = f"expected a checkpoint that setwise wrote at {path}, got "
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = json.loads((file.metadata() or {}).get(KEY, "null"))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, ValueError, RecursionError) as error:
+        raise ValueError(f"{foreign}a file that is damaged or of another kind ({error})") from error
+    if not isinstance(about, dict) or about.get("format") != FORMAT:
+        raise ValueError(f"{foreign}a safetensors file of another program")
+    try:
+        counts = {name: about[name] for name in ("seed", "epoch", "step")}
+        if not all(isinstance(x, int) and x >= 0 for x in counts.values()) or not isinstance(about["history"], list):
+            raise ValueError(f"counters {counts}")
+        return Checkpoint(
+            recipe=Recipe.from_json(about["recipe"]),
+            history=about["history"],
+            tensors=tensors,
+            data=dict(about["data"]),
+            seconds=float(about["seconds"]),
+            **counts,
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{foreign}one that this version cannot read ({error})") from error
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename last through a power cut, where the system can."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -1,0 +1,239 @@
+"""The engine: a method and a data set on a device, trained step by step; on a GPU a step is one captured graph."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from setwise import methods
+from setwise.data import ImageSet
+from setwise.losses.parallel import distributed
+from setwise.methods import Batch, Contrastive, Method
+from setwise.recipe import Recipe
+from setwise.training.capture import captured
+from setwise.training.errors import TrainingError
+from setwise.training.processes import Processes, share_norms
+from setwise.training.schedule import batch_sizes, epoch_order, epoch_rates
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+
+
+class Engine:
+    """All that a run is made of, and how to take a step.
+
+    Whatever changes from step to step lives on the device: the place in the epoch's order, the learning rate, the
+    epoch's number, the sums of the loss's terms. A step reads and advances them itself, so that a GPU replays one
+    graph (and a second one for the epoch's last, smaller batch) and waits for nothing; ``begin`` sets them for an
+    epoch, ``means`` reads them.
+
+    Over many processes the batch is divided into equal parts, losses and BatchNorm are over all of it, gradients are
+    averaged by DDP, and steps are not captured.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        data: ImageSet,
+        *,
+        seed: int,
+        device: torch.device,
+        processes: Processes | None = None,
+        capture: bool = True,
+    ) -> None:
+        self.recipe, self.seed, self.device = recipe, seed, device
+        self.processes = processes or Processes()
+        on_gpu = device.type == "cuda"
+        self.precision = recipe.precision if recipe.precision != "auto" else "bfloat16" if on_gpu else "float32"
+        if on_gpu:
+            torch.backends.cudnn.benchmark = True
+            torch.backends.cudnn.allow_tf32 = self.precision != "float32"  # float32 means float32
+        if recipe.batch % self.processes.size:
+            raise ValueError(
+                f"expected a batch that {self.processes.size} processes can share equally, got {recipe.batch}"
+            )
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            method = methods.create(recipe, data)
+        method.to(device, torch.float64 if self.precision == "float64" else torch.float32)
+        if on_gpu:
+            method.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.model: nn.Module = method
+        if self.processes.size > 1:
+            share_norms(method, device)
+            if isinstance(method, Contrastive):
+                method.loss = distributed(method.loss)
+            # BatchNorm's statistics are the same everywhere, there is nothing to broadcast.
+            self.model = DistributedDataParallel(method, broadcast_buffers=False)
+        self.method: Method = method
+        self.data = data if data.images.device == device else _moved(data, device)
+        self.sizes = batch_sizes(len(data), recipe.batch, drop_last=recipe.drop_last, processes=self.processes.size)
+        if recipe.epochs and not self.sizes:
+            raise ValueError(
+                f"expected a batch of at most the {len(data)} images of {data.name}, got {recipe.batch} with drop_last"
+            )
+        steps = max(1, len(self.sizes))
+        rate_type = torch.float32 if on_gpu else torch.float64
+        self._order = torch.zeros(len(data), dtype=torch.int64, device=device)
+        self._rates = torch.zeros(steps, dtype=rate_type, device=device)
+        self._rate = torch.zeros((), dtype=rate_type, device=device)
+        self._place, self._turn, self._epoch = (torch.zeros((), dtype=torch.int64, device=device) for _ in range(3))
+        self._seed = torch.full((), seed, dtype=torch.int64, device=device)
+        self._totals: dict[str, Tensor] = {}
+        self.epoch = self.step_in_epoch = 0
+        self.last_rate = recipe.lr
+        self.optimizer = _optimizer(recipe, method, self._rate)
+        self._runs: dict[int, Callable[[], object]] = {}
+        if recipe.epochs:
+            self._prepare(capture and on_gpu and self.processes.size == 1)
+
+    @property
+    def steps(self) -> int:
+        """Steps in an epoch."""
+        return len(self.sizes)
+
+    def begin(self, epoch: int, step: int = 0) -> None:
+        """Go to a step of an epoch; at the epoch's first the sums start at 0 and the method prepares itself."""
+        order = epoch_order(len(self.data), seed=self.seed, epoch=epoch)
+        self._order.copy_(order)
+        rates = epoch_rates(self.recipe, epoch, self.steps)
+        self._rates.copy_(rates)
+        self.last_rate = rates[-1].item()
+        self._epoch.fill_(epoch)
+        self._turn.fill_(step)
+        self._place.fill_(sum(self.sizes[:step]))
+        self.epoch, self.step_in_epoch = epoch, step
+        self.method.train()
+        if step == 0:
+            for total in self._totals.values():
+                total.zero_()
+            self.method.begin_epoch(self.data, seed=self.seed, epoch=epoch)
+
+    def step(self) -> None:
+        """One step, queued on the device."""
+        self._runs[self.sizes[self.step_in_epoch]]()
+        self.step_in_epoch += 1
+
+    def means(self) -> dict[str, float]:
+        """Every term of the loss, the mean over the epoch so far. Waits for the device; an error if not finite."""
+        seen = sum(self.sizes[: self.step_in_epoch])
+        names = list(self._totals)
+        sums = torch.stack(list(self._totals.values())) if names else torch.zeros(0)
+        means = dict(zip(names, (self.processes.mean(sums) / max(1, seen)).tolist(), strict=True))
+        for name, value in means.items():
+            if not math.isfinite(value):
+                raise TrainingError(
+                    f"expected a finite {name}, got {value} in epoch {self.epoch + 1}, by step {self.step_in_epoch} of "
+                    f"{self.steps}; a lower lr (now {self.recipe.lr:g}) or precision float32 may help"
+                )
+        return means
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All that a run has learnt and counted, by name; what ``restore`` takes."""
+        found = {f"model.{name}": x for name, x in self.method.state_dict().items()}
+        for i, state in enumerate(self.optimizer.state[p] for p in self._parameters()):
+            found |= {f"optimizer.{i}.{name}": x for name, x in state.items() if isinstance(x, Tensor)}
+        return found | {f"total.{name}": x for name, x in self._totals.items()}
+
+    @torch.no_grad()
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        """Take over what ``tensors`` gave, in place: graphs and optimiser keep pointing at the same memory."""
+        for name in [n for n in tensors if n.startswith("total.")]:
+            self._totals.setdefault(name.removeprefix("total."), self._zero())
+        mine = self.tensors()
+        for name in mine.keys() | tensors.keys():
+            theirs = tensors.get(name)
+            if name.startswith("total.") and theirs is None:
+                continue
+            if name not in mine or theirs is None or theirs.shape != mine[name].shape:
+                got = "no such tensor" if theirs is None else f"shape {tuple(theirs.shape)}"
+                want = f"shape {tuple(mine[name].shape)}" if name in mine else "no such tensor"
+                raise ValueError(f"expected {want} for {name}, got {got}; the checkpoint is of another run")
+            if theirs.dtype != mine[name].dtype:
+                raise ValueError(
+                    f"expected {name} of {mine[name].dtype}, got {theirs.dtype}; was the precision changed?"
+                )
+        for name, x in mine.items():
+            if name in tensors:
+                x.copy_(tensors[name])
+
+    def _zero(self) -> Tensor:
+        return torch.zeros((), dtype=torch.float64, device=self.device)
+
+    def _parameters(self) -> list[nn.Parameter]:
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
+
+    def _prepare(self, capture: bool) -> None:
+        """Let the optimiser make its state, capture the graphs, and undo what that did to the weights."""
+        before = {name: x.clone() for name, x in self.method.state_dict().items()}
+        for parameter in self._parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        pool = torch.cuda.graph_pool_handle() if capture else None
+        for rows in sorted(set(self.sizes), reverse=True):
+            run = self._runner(rows // self.processes.size)
+            if capture:
+                self.begin(0)
+                run = captured(run, pool)
+            self._runs[rows] = run
+        self._undo(before)
+
+    @torch.no_grad()
+    def _undo(self, before: dict[str, Tensor]) -> None:
+        for name, x in self.method.state_dict().items():
+            x.copy_(before[name])
+        for parameter in self._parameters():
+            for x in self.optimizer.state[parameter].values():
+                if isinstance(x, Tensor):
+                    x.zero_()  # SGD: a momentum of 0 is what its first step starts from
+
+    def _runner(self, rows: int) -> Callable[[], object]:
+        """A step of ``rows`` images of this process."""
+        offsets = torch.arange(rows, device=self.device) + self.processes.rank * rows
+        autocast: dict[str, Any] = {"device_type": self.device.type, "dtype": torch.bfloat16}
+        autocast["enabled"] = self.precision == "bfloat16"
+
+        def run() -> None:
+            samples = self._order[self._place + offsets]
+            batch = Batch(
+                images=self.data.images[samples],
+                samples=samples,
+                labels=self.data.labels[samples],
+                seed=self._seed,
+                epoch=self._epoch,
+                dtype=DTYPES[self.precision],
+                channels_last=self.device.type == "cuda",
+            )
+            self._rate.copy_(self._rates[self._turn])
+            self.optimizer.zero_grad()
+            with torch.autocast(**autocast):
+                terms = self.model(batch)
+            terms["loss"].backward()
+            self.optimizer.step()
+            with torch.no_grad():
+                for name, term in terms.items():
+                    if name not in self._totals:
+                        self._totals[name] = self._zero()
+                    self._totals[name].add_(term.detach(), alpha=rows * self.processes.size)
+                self._place.add_(rows * self.processes.size)
+                self._turn.add_(1)
+
+        return run
+
+
+def _moved(data: ImageSet, device: torch.device) -> ImageSet:
+    return replace(data, images=data.images.to(device), labels=data.labels.to(device))
+
+
+def _optimizer(recipe: Recipe, method: Method, rate: Tensor) -> torch.optim.Optimizer:
+    """The recipe's optimiser; its learning rate is a tensor that the step itself sets."""
+    parameters = [p for p in method.parameters() if p.requires_grad]
+    if recipe.optimizer == "sgd":
+        return torch.optim.SGD(parameters, rate, recipe.momentum, weight_decay=recipe.weight_decay, fused=True)
+    return torch.optim.Adam(parameters, rate, weight_decay=recipe.weight_decay, fused=True, capturable=rate.is_cuda)

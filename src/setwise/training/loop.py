@@ -1,0 +1,230 @@
+"""The loop: epochs, checkpoints, signals. What a step computes is the method's business."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from filelock import FileLock, Timeout
+from torch import Tensor
+
+from setwise.data import ImageSet
+from setwise.recipe import Recipe
+from setwise.training import checkpoint as checkpoints
+from setwise.training.checkpoint import Checkpoint
+from setwise.training.engine import Engine
+from setwise.training.errors import Interrupted, TrainingError
+from setwise.training.processes import Processes
+from setwise.training.progress import Metrics, Reporter
+
+LOOK_SECONDS = 0.5  # between looks at the loss, which wait for the device
+AGREE_STEPS = 20  # between questions whether another process was told to stop
+FILE = "checkpoint.safetensors"
+
+
+class _Signals:
+    """SIGINT and SIGTERM as something to look at between steps; a second one is obeyed at once."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+        self._old: dict[int, Any] = {}
+
+    def __enter__(self) -> _Signals:
+        if threading.current_thread() is threading.main_thread():  # elsewhere their owner has them
+            self._old = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._old.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.seen:
+            raise KeyboardInterrupt
+        self.seen = number
+
+
+def train(
+    recipe: Recipe,
+    data: ImageSet,
+    folder: Path,
+    *,
+    seed: int,
+    device: torch.device,
+    resume: bool = False,
+    processes: Processes | None = None,
+    capture: bool = True,
+    checkpoint_seconds: float = 60.0,
+    tensorboard: bool = False,
+    quiet: bool = False,
+    title: str = "training",
+    encoder: dict[str, Tensor] | None = None,
+) -> tuple[Engine, Checkpoint]:
+    """Train, or go on training, in a folder of its own; the engine and the last checkpoint.
+
+    A checkpoint is written every ``checkpoint_seconds``, when a signal asks to stop, and at the end. With ``resume``
+    the run goes on from the folder's checkpoint, if there is one, and ends as if it had never stopped: on a CPU with
+    the same bits. ``encoder``: weights to start from, for fine-tuning.
+    """
+    processes = processes or Processes()
+    folder.mkdir(parents=True, exist_ok=True)
+    with _locked(folder, processes):
+        found = _found(folder / FILE, recipe, seed, resume)
+        engine = Engine(recipe, data, seed=seed, device=device, processes=processes, capture=capture)
+        if encoder is not None:
+            engine.method.encoder.load_state_dict(encoder)
+        if found is not None:
+            engine.restore(found.tensors)
+        history = [] if found is None else found.history
+        metrics = Metrics(folder, history, tensorboard=tensorboard, write=processes.first)
+        quiet = quiet or not processes.first
+        with Reporter(title, epochs=recipe.epochs, images=len(data), quiet=quiet) as reporter, metrics:
+            run = _Run(engine, folder / FILE, metrics, reporter, checkpoint_seconds)
+            return engine, run.all(found)
+
+
+@dataclass
+class _Run:
+    """A run under way."""
+
+    engine: Engine
+    path: Path
+    metrics: Metrics
+    reporter: Reporter
+    checkpoint_seconds: float
+    began: float = 0.0
+    saved: float = 0.0
+    looked: float = 0.0
+
+    def all(self, found: Checkpoint | None) -> Checkpoint:
+        """Every epoch that is left."""
+        epochs = self.engine.recipe.epochs
+        if found is not None and found.epoch == epochs:
+            return found
+        self.began = time.perf_counter() - (0.0 if found is None else found.seconds)
+        self.saved = time.monotonic()
+        first, step = (0, 0) if found is None else (found.epoch, found.step)
+        with _Signals() as signals:
+            for epoch in range(first, epochs):
+                self.epoch(epoch, step if epoch == first else 0, signals)
+        return self.save(epochs, 0)
+
+    def epoch(self, epoch: int, first: int, signals: _Signals) -> None:
+        """One epoch, from its step ``first``."""
+        engine, began = self.engine, time.perf_counter()
+        engine.begin(epoch, first)
+        for turn in range(first, engine.steps):
+            with _explained(engine):
+                engine.step()
+            if turn + 1 == engine.steps:
+                break  # the epoch's metrics come first
+            # Processes have to agree, and asking costs a message.
+            if engine.processes.size == 1 or turn % AGREE_STEPS == 0:
+                self.look(epoch, turn + 1, signals)
+        means, seconds = engine.means(), time.perf_counter() - began
+        row = {"epoch": epoch + 1, **means, "lr": engine.last_rate, "seconds": seconds}
+        self.metrics.add(row | {"images_per_second": sum(engine.sizes[first:]) / seconds})
+        self.reporter.update(epoch + 1, means, force=epoch + 1 == engine.recipe.epochs)
+        self.look(epoch + 1, 0, signals)
+
+    def look(self, epoch: int, step: int, signals: _Signals) -> None:
+        """Between steps: stop if asked, show the loss, write a checkpoint if it is time."""
+        engine, now = self.engine, time.monotonic()
+        stop = engine.processes.largest(signals.seen, engine.device)
+        if stop:
+            self.save(epoch, step)
+            name = signal.Signals(stop).name
+            raise Interrupted(
+                stop, f"stopped by {name} after writing {self.path}; the same command with --resume goes on"
+            )
+        if step and now - self.looked >= LOOK_SECONDS and engine.processes.size == 1:
+            self.looked = now
+            self.reporter.update(epoch + step / engine.steps, engine.means())
+        if engine.processes.largest(int(now - self.saved >= self.checkpoint_seconds), engine.device):
+            self.save(epoch, step)
+            self.saved = time.monotonic()
+
+    def save(self, epoch: int, step: int) -> Checkpoint:
+        """Write the checkpoint after ``step`` steps of ``epoch``."""
+        engine, data = self.engine, self.engine.data
+        engine.means()  # a diverged run must not replace a good checkpoint
+        now = Checkpoint(
+            recipe=engine.recipe,
+            seed=engine.seed,
+            epoch=epoch,
+            step=step,
+            history=list(self.metrics.history),
+            tensors=engine.tensors(),
+            data={
+                "name": data.name,
+                "shape": list(data.images.shape[1:]),
+                "mean": list(data.mean),
+                "std": list(data.std),
+                "classes": list(data.classes),
+            },
+            seconds=time.perf_counter() - self.began,
+        )
+        if engine.processes.first:
+            checkpoints.save(self.path, now)
+        return now
+
+
+@contextlib.contextmanager
+def _explained(engine: Engine) -> Iterator[None]:
+    """What a step can die of, as a person would say it."""
+    where = f"epoch {engine.epoch + 1}, step {engine.step_in_epoch + 1} of {engine.steps}"
+    try:
+        yield
+    except ValueError as error:  # the losses look at their input where that is free
+        raise TrainingError(f"{where}: {error}; the last checkpoint is intact, a lower lr may help") from error
+    except RuntimeError as error:
+        if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
+            raise TrainingError(
+                f"{where}: out of memory ({str(error).splitlines()[0]}); the last checkpoint is intact, "
+                f"a batch below {engine.recipe.batch} needs less"
+            ) from error
+        raise
+
+
+@contextlib.contextmanager
+def _locked(folder: Path, processes: Processes) -> Iterator[None]:
+    """Keep a second run out of the folder."""
+    if not processes.first:
+        yield
+        return
+    lock = FileLock(folder / ".lock", timeout=0)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise ValueError(
+            f"expected {folder} for this run alone, but another one is writing there; give another --out"
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _found(path: Path, recipe: Recipe, seed: int, resume: bool) -> Checkpoint | None:
+    """The checkpoint to go on from, checked to be of this run."""
+    if not path.exists():
+        return None
+    if not resume:
+        raise ValueError(
+            f"expected no run in {path.parent}, got {path.name} there; "
+            "add --resume to go on with it, or give another --out"
+        )
+    found = checkpoints.load(path)
+    mine, theirs = recipe.as_json() | {"seed": seed}, found.recipe.as_json() | {"seed": found.seed}
+    different = [f"{name} {theirs[name]!r}, not {mine[name]!r}" for name in mine if mine[name] != theirs[name]]
+    if different:
+        raise ValueError(f"expected the checkpoint {path} to be of this run, but it has {'; '.join(different)}")
+    return found

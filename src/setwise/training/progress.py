@@ -1,0 +1,125 @@
+"""What a run tells while it goes on: a bar on a terminal, else lines; CSV and JSONL always, TensorBoard if asked."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from setwise.training.checkpoint import write_text
+
+LINE_SECONDS = 10.0  # between lines where there is no terminal
+
+
+def spell(metrics: Mapping[str, float]) -> str:
+    """Loss terms for a person: "loss 5.1234  pairwise 5.0021"."""
+    return "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
+
+
+class Reporter:
+    """A progress bar with loss terms, images per second and time left; plain lines without a terminal; or silence."""
+
+    def __init__(self, title: str, *, epochs: int, images: int, quiet: bool = False) -> None:
+        self.title, self.epochs, self.images, self.quiet = title, epochs, images, quiet
+        self._bar: Any = None
+        self._task: Any = None
+        self._last = time.monotonic()
+        self._start: tuple[float, float] | None = None
+
+    def __enter__(self) -> Reporter:
+        """Show the bar."""
+        if not self.quiet and sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+            self._bar = Progress(
+                TextColumn("[bold]{task.description}"),
+                BarColumn(bar_width=24),
+                TaskProgressColumn(),
+                TextColumn("{task.fields[say]}"),
+                TimeRemainingColumn(),
+                console=Console(stderr=True),
+            )
+            self._task = self._bar.add_task(self.title, total=self.epochs, say="")
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Take the bar away."""
+        if self._bar is not None:
+            self._bar.stop()
+
+    def update(self, done: float, metrics: Mapping[str, float], *, force: bool = False) -> None:
+        """``done`` epochs, a real number, and the means of the current one."""
+        now = time.monotonic()
+        if self._start is None:
+            self._start = (now, done)
+            return
+        passed, progress = now - self._start[0], done - self._start[1]
+        rate = self.images * progress / passed if passed > 0 else 0.0
+        say = f"epoch {min(int(done) + 1, self.epochs)}/{self.epochs}  {spell(metrics)}  {rate:,.0f} images/s"
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done, say=say)
+        elif not self.quiet and (force or now - self._last >= LINE_SECONDS):
+            left = passed / progress * (self.epochs - done) if progress > 0 else 0.0
+            print(f"{self.title}: {say}  {left:,.0f} s left", file=sys.stderr, flush=True)
+            self._last = now
+
+
+class Metrics:
+    """The metrics of every epoch as ``metrics.jsonl`` and ``metrics.csv`` in a folder, and TensorBoard's files."""
+
+    def __init__(
+        self, folder: Path, history: list[dict[str, Any]], *, tensorboard: bool = False, write: bool = True
+    ) -> None:
+        self.folder, self.history, self.write = folder, list(history), write
+        self._board: Any = None
+        if not write:
+            return
+        if tensorboard:
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError as error:
+                raise ValueError(
+                    f"expected tensorboard to be installed, got {error}; pip install 'setwise[tensorboard]'"
+                ) from error
+            self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=len(history) + 1)
+        # What an interrupted run wrote after its last checkpoint will come again.
+        write_text(folder / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in history))
+        write_text(
+            folder / "metrics.csv",
+            "".join(map(_csv, [list(history[0]), *map(dict.values, history)] if history else [])),
+        )
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Append an epoch."""
+        self.history.append(row)
+        if not self.write:
+            return
+        with (self.folder / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        with (self.folder / "metrics.csv").open("a") as file:
+            file.write((_csv(row) if len(self.history) == 1 else "") + _csv(row.values()))
+        if self._board is not None:
+            for name, value in row.items():
+                self._board.add_scalar(name, value, row["epoch"])
+
+    def __enter__(self) -> Metrics:
+        """Nothing to do."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Finish TensorBoard's file."""
+        if self._board is not None:
+            self._board.close()
+
+
+def _csv(values: Iterable[Any]) -> str:
+    """A line of numbers and plain words."""
+    return ",".join(map(str, values)) + "\n"

@@ -1,0 +1,115 @@
+"""Checkpoints: whole or not there, nothing executed, clear words about everything else."""
+
+import json
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from setwise.recipe import Recipe
+from setwise.training import checkpoint
+from setwise.training.checkpoint import Checkpoint
+from setwise.training.errors import TrainingError
+
+TENSORS = {
+    "model.encoder.weight": torch.arange(6.0).reshape(2, 3),
+    "model.head.bias": torch.tensor(2.5),
+    "optimizer.0.exp_avg": torch.ones(2, 3, dtype=torch.float64),
+}
+ONE = Checkpoint(
+    Recipe(loss="paper/simclr-qare", beta=0.25),
+    7,
+    3,
+    11,
+    [{"epoch": 1, "loss": 0.5}],
+    TENSORS,
+    {"shape": [1, 8, 8]},
+    2.5,
+)
+
+
+def test_what_is_saved_is_loaded(tmp_path):
+    path = tmp_path / "checkpoint.safetensors"
+    checkpoint.save(path, ONE)
+    for where in (path, tmp_path):
+        found = checkpoint.load(where)
+        assert (found.recipe, found.seed, found.epoch, found.step) == (ONE.recipe, 7, 3, 11)
+        assert (found.history, found.data, found.seconds) == (ONE.history, ONE.data, 2.5)
+        assert found.tensors.keys() == TENSORS.keys()
+        assert all(torch.equal(found.tensors[n], x) and found.tensors[n].dtype == x.dtype for n, x in TENSORS.items())
+    assert list(found.encoder_state()) == ["weight"]
+    assert os.listdir(tmp_path) == ["checkpoint.safetensors"]
+
+
+def test_weights_are_ordinary_safetensors(tmp_path):
+    path = tmp_path / "checkpoint.safetensors"
+    checkpoint.save(path, ONE)
+    with safe_open(path, framework="numpy") as file:
+        assert file.get_tensor("model.encoder.weight").tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_a_failed_write_leaves_the_old_one_and_no_litter(tmp_path, monkeypatch):
+    path = tmp_path / "checkpoint.safetensors"
+    checkpoint.save(path, ONE)
+    before = path.read_bytes()
+
+    def full(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(TrainingError, match=r"could not write the checkpoint .*No space left.*intact.*--resume"):
+        checkpoint.save(path, ONE)
+    assert path.read_bytes() == before
+    assert os.listdir(tmp_path) == ["checkpoint.safetensors"]
+
+
+def test_a_pickle_is_not_opened(tmp_path):
+    class Bomb:
+        def __reduce__(self):
+            return (Path(tmp_path / "boom").touch, ())
+
+    for name, write in (("plain.pt", pickle.dumps(Bomb())), ("empty", b""), ("short", b"\x10")):
+        (tmp_path / name).write_bytes(write)
+        with pytest.raises(
+            ValueError, match=r"expected a checkpoint that setwise wrote at .*damaged or of another kind"
+        ):
+            checkpoint.load(tmp_path / name)
+    torch.save({"bomb": Bomb()}, tmp_path / "torch.pt")
+    with pytest.raises(ValueError, match="damaged or of another kind"):
+        checkpoint.load(tmp_path / "torch.pt")
+    assert not (tmp_path / "boom").exists()
+
+
+def test_foreign_and_missing_files(tmp_path):
+    with pytest.raises(ValueError, match=r"expected a checkpoint at .*got nothing there"):
+        checkpoint.load(tmp_path)
+    save_file({"x": torch.zeros(1)}, tmp_path / "other.safetensors")
+    with pytest.raises(ValueError, match="of another program"):
+        checkpoint.load(tmp_path / "other.safetensors")
+    about = {"format": checkpoint.FORMAT, "recipe": {"lr": 1}, "seed": 0, "epoch": 0, "step": 0, "history": []}
+    save_file({"x": torch.zeros(1)}, tmp_path / "old.safetensors", {"setwise": json.dumps(about)})
+    with pytest.raises(ValueError, match=r"this version cannot read.*difference in \['adversarial'"):
+        checkpoint.load(tmp_path / "old.safetensors")
+
+
+@given(st.data())
+def test_damaged_files_are_told_not_obeyed(tmp_path_factory, data):
+    folder = tmp_path_factory.mktemp("damaged")
+    checkpoint.save(folder / "good.safetensors", ONE)
+    raw = bytearray((folder / "good.safetensors").read_bytes())
+    for _ in range(data.draw(st.integers(1, 4))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    cut = data.draw(st.integers(0, len(raw)))
+    (folder / "bad.safetensors").write_bytes(raw[:cut] if data.draw(st.booleans()) else raw)
+    try:
+        found = checkpoint.load(folder / "bad.safetensors")
+    except ValueError as error:
+        assert "expected" in str(error)  # noqa: PT017
+    else:
+        assert found.tensors.keys()

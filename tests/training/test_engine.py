@@ -1,0 +1,193 @@
+"""The engine against a plain loop written here; the same bits for the same seed; every method."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from setwise import encoders, methods
+from setwise.losses.presets import presets
+from setwise.recipe import METHODS, Recipe
+from setwise.training.engine import Engine
+from setwise.training.errors import TrainingError
+from setwise.training.schedule import epoch_order
+from setwise.views import preset
+
+CPU = torch.device("cpu")
+
+
+def trained(recipe, data, steps=None, *, seed=1, epochs=1):
+    engine = Engine(recipe, data, seed=seed, device=CPU)
+    for epoch in range(epochs):
+        engine.begin(epoch)
+        for _ in range(engine.steps if steps is None else steps):
+            engine.step()
+    return engine
+
+
+def weights(engine):
+    return torch.cat([x.flatten().double() for x in engine.method.state_dict().values()])
+
+
+def test_two_epochs_equal_a_plain_loop(digits, recipe):
+    recipe = replace(recipe, precision="float64", initial="released")
+    engine = trained(recipe, digits, epochs=2)
+
+    torch.manual_seed(1)
+    encoder = encoders.create("conv4", channels=1)
+    model = nn.Sequential(encoder, encoders.projection_head()).double()
+    loss = presets("paper/simclr-qare", beta=0.5)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    views = preset("self-supervised", mean=digits.mean, std=digits.std)
+    for epoch in range(2):
+        losses = []
+        for samples in epoch_order(200, seed=1, epoch=epoch).split(60):
+            x = views.pair(digits.images[samples], samples=samples, seed=1, epoch=epoch).double()
+            z_a, z_b = model(x.flatten(0, 1)).chunk(2)
+            value = loss(z_a, z_b)
+            optimizer.zero_grad()
+            value.backward()
+            optimizer.step()
+            losses.append(value.item() * len(samples))
+    assert [len(s) for s in epoch_order(200, seed=1, epoch=0).split(60)] == engine.sizes == [60, 60, 60, 20]
+    assert engine.means()["loss"] == pytest.approx(sum(losses) / 200, rel=1e-12)
+    for name, x in encoder.state_dict().items():
+        torch.testing.assert_close(engine.method.encoder.state_dict()[name], x, rtol=1e-9, atol=1e-10)
+
+
+def test_the_terms_add_up(digits, recipe):
+    means = trained(recipe, digits).means()
+    assert set(means) == {"loss", "pairwise", "regularizer"}
+    assert means["loss"] == pytest.approx(means["pairwise"] + 0.5 * means["regularizer"], rel=1e-5)
+
+
+@pytest.mark.parametrize("method", [m for m in METHODS if m != "random"])
+def test_every_method_trains_and_repeats_itself_bit_for_bit(digits, method):
+    contrastive = method in ("simclr", "sparseclr")
+    recipe = Recipe(method=method, loss=f"released/{method}" if contrastive else None, epochs=2, batch=60, lr=3e-3)
+    before = Engine(recipe, digits, seed=1, device=CPU)
+    first, second = (trained(recipe, digits, epochs=2) for _ in range(2))
+    assert torch.equal(weights(first), weights(second))
+    assert not torch.equal(weights(first), weights(trained(recipe, digits, epochs=2, seed=2)))
+    encoders_of = [dict(e.method.encoder.named_parameters()) for e in (before, first)]
+    assert all(not torch.equal(encoders_of[0][name], encoders_of[1][name]) for name in encoders_of[0])
+    assert "loss" in first.means()
+
+
+def test_preparing_leaves_no_trace(digits, recipe):
+    """Making the optimiser's state takes a step, which must be undone."""
+    for optimizer in ("adam", "sgd"):
+        recipe = replace(recipe, optimizer=optimizer, weight_decay=0.1)
+        engine = Engine(recipe, digits, seed=5, device=CPU)
+        torch.manual_seed(5)
+        fresh = methods.create(recipe, digits)
+        for name, x in fresh.state_dict().items():
+            assert torch.equal(engine.method.state_dict()[name], x)
+        state = {n: x for n, x in engine.tensors().items() if n.startswith("optimizer.")}
+        assert state
+        assert all((x == 0).all() for x in state.values())
+
+
+def test_sgd_with_momentum_and_decay_equals_torch(digits):
+    recipe = Recipe(
+        method="supervised", optimizer="sgd", lr=0.1, weight_decay=0.01, epochs=4, schedule="steps", batch=50
+    )
+    recipe = replace(recipe, precision="float64", views="none")
+    engine = trained(recipe, digits, epochs=4)
+    torch.manual_seed(1)
+    model = methods.create(recipe, digits).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+    views = preset("none", mean=digits.mean, std=digits.std)
+    for epoch, lr in enumerate([0.1, 0.1, 0.01, 0.001]):
+        optimizer.param_groups[0]["lr"] = lr
+        for samples in epoch_order(200, seed=1, epoch=epoch).split(50):
+            x = views(digits.images[samples], samples=samples, seed=1, epoch=epoch).double()
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model.classifier(model.encoder(x)), digits.labels[samples]).backward()
+            optimizer.step()
+    expected = torch.cat([x.flatten() for x in model.state_dict().values()])
+    torch.testing.assert_close(weights(engine), expected, rtol=1e-9, atol=1e-11)
+
+
+def test_restoring_in_mid_epoch_goes_on_with_the_same_bits(digits, recipe):
+    whole = trained(recipe, digits, epochs=2)
+    half = Engine(recipe, digits, seed=1, device=CPU)
+    half.begin(0)
+    for _ in range(2):
+        half.step()
+    kept = {name: x.clone() for name, x in half.tensors().items()}
+    other = Engine(recipe, digits, seed=1, device=CPU)
+    other.restore(kept)
+    other.begin(0, 2)
+    other.step()
+    other.step()
+    other.begin(1)
+    for _ in range(4):
+        other.step()
+    assert torch.equal(weights(whole), weights(other))
+    assert whole.means() == other.means()
+
+
+def test_restoring_something_else_is_refused_and_changes_nothing(digits, recipe):
+    engine = Engine(recipe, digits, seed=1, device=CPU)
+    before = weights(engine)
+    good = {name: x.clone() + 1 for name, x in engine.tensors().items()}
+    missing = dict(list(good.items())[1:])
+    with pytest.raises(ValueError, match=r"expected shape .* got no such tensor.*another run"):
+        engine.restore(missing)
+    with pytest.raises(ValueError, match="expected no such tensor for model.more"):
+        engine.restore(good | {"model.more": torch.zeros(3)})
+    with pytest.raises(ValueError, match=r"expected model.head.0.weight of torch.float32, got torch.float64"):
+        engine.restore(good | {"model.head.0.weight": good["model.head.0.weight"].double()})
+    assert torch.equal(weights(engine), before)
+
+
+def test_bad_settings(digits, recipe):
+    with pytest.raises(ValueError, match=r"expected a batch of at most the 200 images of digits, got 500"):
+        Engine(replace(recipe, batch=500, drop_last=True), digits, seed=1, device=CPU)
+
+
+def test_a_loss_that_is_not_finite_is_told(digits, recipe):
+    engine = trained(recipe, digits)
+    engine._totals["loss"].fill_(float("nan"))
+    with pytest.raises(TrainingError, match=r"expected a finite loss, got nan in epoch 1, by step 4 of 4; a lower lr"):
+        engine.means()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("method", [m for m in METHODS if m != "random"])
+def test_a_captured_step_equals_one_that_is_not(digits, method):
+    contrastive = method in ("simclr", "sparseclr")
+    loss, beta = (f"released/{method}-qare", 0.5) if contrastive else (None, None)
+    recipe = Recipe(method=method, loss=loss, beta=beta, epochs=2, batch=60, precision="float32")
+    found = []
+    for capture in (True, False):
+        engine = Engine(recipe, digits, seed=1, device=torch.device("cuda"), capture=capture)
+        for epoch in range(2):
+            engine.begin(epoch)
+            for _ in range(engine.steps):
+                engine.step()
+        found.append((weights(engine), engine.means()))
+    # Adam divides by the size of a gradient: what rounding decides where it is near 0 shows as a step of lr.
+    assert (found[0][0] - found[1][0]).abs().mean() < 2e-4
+    for name, value in found[0][1].items():
+        assert value == pytest.approx(found[1][1][name], rel=0.02)
+
+
+@pytest.mark.gpu
+def test_a_captured_run_can_be_restored(digits, recipe):
+    gpu = torch.device("cuda")
+    whole = Engine(recipe, digits, seed=1, device=gpu)
+    whole.begin(0)
+    for _ in range(2):
+        whole.step()
+    other = Engine(recipe, digits, seed=1, device=gpu)
+    other.restore(whole.tensors())
+    whole.begin(0, 2)
+    other.begin(0, 2)
+    for engine in (whole, other):
+        engine.step()
+        engine.step()
+    torch.testing.assert_close(weights(whole), weights(other), rtol=1e-3, atol=1e-3)
+    assert whole.means()["loss"] == pytest.approx(other.means()["loss"], rel=1e-3)

@@ -1,0 +1,140 @@
+"""Nothing is lost: killed, told to stop, out of space, diverged, in the wrong folder."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from setwise.cli import main
+from setwise.training import checkpoint
+from setwise.training.engine import Engine
+from setwise.training.errors import TrainingError
+from setwise.training.loop import train
+
+CPU = torch.device("cpu")
+RUN = ["--recipe", "paper/digits-conv4-simclr", "--no-probe", "--device", "cpu", "--batch", "100"]
+
+
+def cli(*words: str) -> list[str]:
+    return [sys.executable, "-m", "setwise.cli", "pretrain", *RUN, *words]
+
+
+@pytest.mark.parametrize("method", ["simclr", "deepcluster"])
+def test_ten_kills_change_nothing(tmp_path, method):
+    script = Path(__file__).with_name("zygote.py")
+    run = subprocess.run([sys.executable, script, tmp_path, method], capture_output=True, text=True, timeout=240)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.strip() == "10"
+    whole, killed = (checkpoint.load(tmp_path / name) for name in ("whole", "killed"))
+    assert (whole.epoch, whole.step) == (killed.epoch, killed.step) == (6, 0)
+    assert whole.tensors.keys() == killed.tensors.keys()
+    for name, x in whole.tensors.items():
+        assert torch.equal(x, killed.tensors[name]), name
+    told = [{k: v for k, v in row.items() if "second" not in k} for row in killed.history]
+    assert told == [{k: v for k, v in row.items() if "second" not in k} for row in whole.history]
+    lines = (tmp_path / "killed" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == killed.history
+    rows = (tmp_path / "killed" / "metrics.csv").read_text().splitlines()
+    assert rows[0].split(",")[:2] == ["epoch", "loss"]
+    assert [row.split(",")[0] for row in rows[1:]] == [str(i) for i in range(1, 7)]
+    left = {path.name for path in (tmp_path / "killed").iterdir() if not path.name.startswith(".checkpoint")}
+    assert left == {".lock", "checkpoint.safetensors", "metrics.csv", "metrics.jsonl"}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_after_a_checkpoint_and_the_run_goes_on(tmp_path, number):
+    command = cli("--epochs", "400", "--out", str(tmp_path))
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "metrics.csv").exists() or len((tmp_path / "metrics.csv").read_text()) < 200:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        process.send_signal(number)
+        said = process.communicate(timeout=30)[1]
+    finally:
+        process.kill()
+    assert process.returncode == 128 + number
+    assert f"stopped by {number.name} after writing" in said
+    assert "--resume" in said
+    assert "Traceback" not in said
+    found = checkpoint.load(tmp_path)
+    assert 0 < found.epoch < 400
+    assert len(found.history) == found.epoch
+
+
+def test_a_full_disk_is_told_and_the_last_checkpoint_lasts(tmp_path):
+    main(["pretrain", *RUN, "--epochs", "1", "--out", str(tmp_path / "a"), "--quiet"])
+    size = (tmp_path / "a" / "checkpoint.safetensors").stat().st_size
+    # No room for a checkpoint in this process: a limit on the size of files fails a write as a full disk does.
+    code = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({size // 2}, {size // 2}))\n"
+    code += "import sys; from setwise.cli import main; main(sys.argv[1:])"
+    words = ["pretrain", *RUN, "--epochs", "3", "--out", str(tmp_path / "b"), "--quiet"]
+    run = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
+    assert run.returncode == 1
+    assert "could not write the checkpoint" in run.stderr
+    assert "Traceback" not in run.stderr
+    assert not list((tmp_path / "b").glob("*checkpoint*"))
+
+
+def test_a_diverged_run_stops_and_keeps_the_last_good_checkpoint(tmp_path, digits, recipe):
+    recipe = replace(recipe, lr=1e-3)
+    train(recipe, digits, tmp_path, seed=1, device=CPU, quiet=True)
+    good = (tmp_path / "checkpoint.safetensors").read_bytes()
+    wild = Engine.step
+
+    def diverge(engine: Engine) -> None:
+        wild(engine)
+        with torch.no_grad():
+            next(engine.method.parameters()).fill_(float("nan"))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Engine, "step", diverge)
+        (tmp_path / "two").mkdir()
+        with pytest.raises(TrainingError, match=r"epoch 1, step 2 of 4: expected z_a to be finite.*intact.*lower lr"):
+            train(recipe, digits, tmp_path / "two", seed=1, device=CPU, quiet=True)
+    assert (tmp_path / "checkpoint.safetensors").read_bytes() == good
+    assert not (tmp_path / "two" / "checkpoint.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("DefaultCPUAllocator: can't allocate memory")]
+)
+def test_out_of_memory_is_told(tmp_path, digits, recipe, error, monkeypatch):
+    def fail(engine: Engine) -> None:
+        raise error
+
+    monkeypatch.setattr(Engine, "step", fail)
+    with pytest.raises(TrainingError, match=r"out of memory .*a batch below 60 needs less"):
+        train(recipe, digits, tmp_path, seed=1, device=CPU, quiet=True)
+
+
+def test_the_wrong_folder(tmp_path, digits, recipe):
+    train(recipe, digits, tmp_path, seed=1, device=CPU, quiet=True)
+    with pytest.raises(ValueError, match=r"expected no run in .*add --resume"):
+        train(recipe, digits, tmp_path, seed=1, device=CPU, quiet=True)
+    with pytest.raises(ValueError, match=r"it has lr 0.001, not 0.5; seed 1, not 2"):
+        train(replace(recipe, lr=0.5), digits, tmp_path, seed=2, device=CPU, resume=True, quiet=True)
+    before = (tmp_path / "checkpoint.safetensors").read_bytes()
+    _, last = train(recipe, digits, tmp_path, seed=1, device=CPU, resume=True, quiet=True)  # it is finished
+    assert last.epoch == 3
+    assert (tmp_path / "checkpoint.safetensors").read_bytes() == before
+    raw = bytearray(before)
+    raw[4] ^= 255
+    (tmp_path / "checkpoint.safetensors").write_bytes(raw)
+    with pytest.raises(ValueError, match="damaged or of another kind"):
+        train(recipe, digits, tmp_path, seed=1, device=CPU, resume=True, quiet=True)
+    assert (tmp_path / "checkpoint.safetensors").read_bytes() == raw
+
+
+def test_two_runs_in_one_folder(tmp_path, digits, recipe):
+    from filelock import FileLock
+
+    with FileLock(tmp_path / ".lock"), pytest.raises(ValueError, match=r"for this run alone.*another --out"):
+        train(recipe, digits, tmp_path, seed=1, device=CPU, quiet=True)

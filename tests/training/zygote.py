@@ -1,0 +1,64 @@
+"""Train on a few digits; be killed by SIGKILL at random moments and go on. Run by test_resume.py on its own.
+
+Children are forked from a parent that has imported torch and done nothing with it, so that a start takes no seconds.
+"""
+
+import os
+import random
+import signal
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from setwise.data import load
+from setwise.recipe import Recipe
+from setwise.training.loop import train
+
+KILLS = 10
+
+
+def child(folder: Path, method: str) -> None:
+    torch.set_num_threads(1)
+    loss, beta = ("released/simclr-qare", 0.5) if method == "simclr" else (None, None)
+    recipe = Recipe(method=method, loss=loss, beta=beta, epochs=6, batch=30, lr=3e-3)
+    whole = load("digits")
+    data = replace(whole, images=whole.images[:200], labels=whole.labels[:200])
+    train(recipe, data, folder, seed=3, device=torch.device("cpu"), resume=True, checkpoint_seconds=0.0, quiet=True)
+
+
+def start(folder: Path, method: str) -> int:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            child(folder, method)
+            os._exit(0)
+        except BaseException as error:
+            print(error, file=sys.stderr, flush=True)
+            os._exit(1)
+    return pid
+
+
+def main() -> None:
+    folder, method = Path(sys.argv[1]), sys.argv[2]
+    began = time.monotonic()
+    pid = start(folder / "whole", method)
+    assert os.waitpid(pid, 0)[1] == 0
+    length = time.monotonic() - began
+    generator = random.Random(method)
+    killed = 0
+    while killed < KILLS:
+        pid = start(folder / "killed", method)
+        time.sleep(generator.uniform(0.02, length / 4))
+        os.kill(pid, signal.SIGKILL)
+        killed += os.WIFSIGNALED(os.waitpid(pid, 0)[1])
+        if killed < KILLS and length / 4 < 0.02:
+            raise SystemExit("too fast to be killed")
+    assert os.waitpid(start(folder / "killed", method), 0)[1] == 0
+    print(killed)
+
+
+if __name__ == "__main__":
+    main()
