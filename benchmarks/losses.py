@@ -27,7 +27,7 @@ from rich.table import Table
 from torch import Tensor
 
 import setwise as sw
-from setwise.bench import highest_resident
+from setwise.bench.timing import highest_resident
 
 TEMPERATURE, DIMENSIONS = 0.5, 128
 LARGE, BLOCK = 16_384, 256

@@ -36,7 +36,7 @@ def demo(
 @bench.command(name="qare")
 def bench_qare(
     sizes: Annotated[tuple[int, ...], tyro.conf.arg(help="batch sizes N")] = (128, 256, 512, 1024, 2048, 4096),
-    device: Annotated[str, tyro.conf.arg(help="cpu, cuda, ...; a GPU if there is one")] = "auto",
+    device: Device = "auto",
     encoder: Annotated[
         Literal["auto", "resnet32", "none"], tyro.conf.arg(help="below the head; none on a CPU, resnet32 on a GPU")
     ] = "auto",
@@ -44,14 +44,43 @@ def bench_qare(
     seconds: Annotated[float, tyro.conf.arg(help="time to spend on each measurement")] = 2.0,
 ) -> None:
     """What QARe adds to a training iteration in time and memory, against the paper's dense way."""
-    import torch
+    from setwise.bench.qare import run
+    from setwise.experiments.runs import choose_device
 
-    from setwise.bench import run
-
-    where = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+    where = _told(lambda: choose_device(device))
     if encoder == "auto":
         encoder = "resnet32" if where.type == "cuda" else "none"
     run(sizes=sizes, device=where, encoder=encoder, out=out, seconds=seconds)
+
+
+@bench.command(name="step")
+def bench_step(
+    encoders: Annotated[tuple[Literal["conv4", "resnet32", "resnet18"], ...], tyro.conf.arg(help="which")] = (
+        "conv4",
+        "resnet32",
+    ),
+    device: Device = "auto",
+    out: Annotated[Path, tyro.conf.arg(help="folder for the JSON file")] = Path("out"),
+    seconds: Annotated[float, tyro.conf.arg(help="time to spend on each measurement")] = 3.0,
+    workers: Annotated[int, tyro.conf.arg(help="of the DataLoader that is compared with")] = 2,
+    concurrent: Annotated[tuple[int, ...], tyro.conf.arg(help="also measure this many runs at once")] = (),
+    compare: Annotated[bool, tyro.conf.arg(help="with plain torch and torchvision's transforms")] = True,
+) -> None:
+    """What a training step costs, beside a plain torch + torchvision loop, in one run."""
+    from setwise.bench.step import run
+    from setwise.experiments.runs import choose_device
+
+    _told(
+        lambda: run(
+            which=encoders,
+            device=choose_device(device),
+            out=out,
+            seconds=seconds,
+            workers=workers,
+            concurrent=concurrent,
+            compare=compare,
+        )
+    )
 
 
 @data.command(name="list")

@@ -27,6 +27,7 @@ BETA = {
     ("resnet32", "sparseclr"): {"cifar10": 1.0, "cifar100": 0.875, "tiny-imagenet": 1.25},
 }
 OTHER_BETA = 1.0
+PADDING = {"tiny-imagenet": 8, "digits": 1}  # an eighth of the image, as 4 is of CIFAR's 32 pixels
 
 _BASELINES = {
     "supervised": {"views": "supervised", "optimizer": "sgd", "lr": 0.1, "schedule": "steps"},
@@ -66,7 +67,7 @@ def _paper(form: str, data: str, encoder: str, method: str) -> Recipe:
         loss=f"{form}/{method}" if method in _CONTRASTIVE else None,
         beta=BETA.get((encoder, method.removesuffix("-qare")), {}).get(data, OTHER_BETA) if "qare" in method else None,
         method=method.removesuffix("-qare"),  # type: ignore[arg-type]
-        padding=8 if data == "tiny-imagenet" else 4,
+        padding=PADDING.get(data, 4),
         adversarial=form == "paper",
         epochs=0 if method == "random" else 200,
     )

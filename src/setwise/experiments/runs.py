@@ -180,19 +180,15 @@ def probe(
 
 def export(path: Path, folder: Path, *, onnx: bool = True) -> dict[str, Path]:
     """Write a checkpoint's encoder as safetensors with a config, and as ONNX; the files written."""
-    from setwise import __version__
     from setwise.evaluation.export import export as write
 
     found = checkpoints.load(path)
     config = {
         "name": found.recipe.encoder,
         "stem": found.recipe.stem,
-        "channels": found.data["shape"][0],
         "mean": found.data["mean"],
         "std": found.data["std"],
         "classes": found.data["classes"],
-        "size": found.data["shape"][1:],
-        "version": __version__,
     }
     return write(encoder_of(found).float(), config, folder, image_shape=tuple(found.data["shape"]), onnx=onnx)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from inspect import signature
 from typing import Any
 
 import torch
@@ -69,7 +70,10 @@ class Engine:
             if isinstance(method, Contrastive):
                 method.loss = distributed(method.loss)
             # BatchNorm's statistics are the same everywhere, there is nothing to broadcast.
-            self.model = DistributedDataParallel(method, broadcast_buffers=False)
+            names = signature(DistributedDataParallel).parameters
+            option = "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"  # torch < 2.13
+            options: Any = {option: False}
+            self.model = DistributedDataParallel(method, **options)
         self.method: Method = method
         self.data = data if data.images.device == device else _moved(data, device)
         self.sizes = batch_sizes(len(data), recipe.batch, drop_last=recipe.drop_last, processes=self.processes.size)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import platform
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
+from setwise.bench.timing import milliseconds, peak_bytes, turns
 from setwise.encoders import CifarResNet, projection_head
 from setwise.losses.functional import qare
 from setwise.losses.modules import InfoNCE, QARe, SetContrastive
@@ -63,59 +63,6 @@ class Step:
             z = self.model(self.inputs)
         self.loss(z[: self.n], z[self.n :]).backward()
         self.optimizer.step()
-
-
-def turns(runs: dict[str, Callable[[], object]], device: torch.device, seconds: float) -> dict[str, list[float]]:
-    """Milliseconds of each, taking turns for about ``seconds`` in all, after a turn to warm up (it counts if long)."""
-    found: dict[str, list[float]] = {name: [] for name in runs}
-    deadline = None
-    while deadline is None or time.perf_counter() < deadline:
-        for name, run in runs.items():
-            if device.type == "cuda":
-                event: Any = torch.cuda.Event
-                start, end = event(enable_timing=True), event(enable_timing=True)
-                torch.cuda.synchronize()
-                start.record()
-                run()
-                end.record()
-                end.synchronize()
-                found[name].append(start.elapsed_time(end))
-            else:
-                began = time.perf_counter()
-                run()
-                found[name].append(1e3 * (time.perf_counter() - began))
-        if deadline is None:
-            deadline = time.perf_counter() + seconds
-            if sum(map(sum, found.values())) < 1e3 * seconds:
-                found = {name: [] for name in runs}
-    return found
-
-
-def milliseconds(run: Callable[[], object], device: torch.device, seconds: float) -> float:
-    """Median time of one."""
-    return statistics.median(turns({"it": run}, device, seconds)["it"])
-
-
-def peak_bytes(run: Callable[[], object], device: torch.device) -> int | None:
-    """The most memory held while ``run`` runs: by tensors on a GPU, else resident, which only Linux tells."""
-    run()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        run()
-        return torch.cuda.max_memory_allocated()
-    try:
-        Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts again from here
-    except OSError:
-        return None
-    run()
-    return highest_resident()
-
-
-def highest_resident() -> int:
-    """Bytes this process has held at most (Linux; ru_maxrss would count its parent's)."""
-    (line,) = (x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("VmHWM"))
-    return 1024 * int(line.split()[1])
 
 
 @dataclass

@@ -1,0 +1,1 @@
+"""What things cost, measured against the other ways of doing them in one run."""

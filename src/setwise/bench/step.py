@@ -1,0 +1,238 @@
+"""What a training step costs: ours, ours without its graph, and the loop that everybody writes, in one run."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing as mp
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, normalize
+
+from setwise import encoders
+from setwise.data import ImageSet
+from setwise.experiments.recipes import recipe as find
+from setwise.experiments.records import surroundings
+from setwise.recipe import Recipe
+from setwise.training.engine import Engine
+
+RECIPES = {
+    "conv4": "paper/cifar10-conv4-simclr-qare",
+    "resnet32": "paper/cifar10-resnet32-simclr-qare",
+    "resnet18": "modern/cifar10-resnet18-simclr-qare",
+}
+# CIFAR-10's form, so that no download is needed: time does not depend on what the images show.
+IMAGES, SIZE, CLASSES = 50_000, 32, 10
+WARM_UP = 20
+
+
+def images(count: int = IMAGES) -> ImageSet:
+    """Random images of CIFAR-10's form."""
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(0, 256, (count, 3, SIZE, SIZE), generator=generator, dtype=torch.uint8)
+    labels = torch.arange(count) % CLASSES
+    names = tuple(map(str, range(CLASSES)))
+    return ImageSet("random", "train", pixels, labels, names, (0.491, 0.482, 0.447), (0.247, 0.243, 0.262))
+
+
+def ours(recipe: Recipe, data: ImageSet, device: torch.device, seconds: float, *, capture: bool = True) -> list[float]:
+    """Milliseconds a step of a recipe, of as many stretches of 50 steps (or fewer) as fit; full batches only."""
+    engine = Engine(recipe, data, seed=1, device=device, capture=capture)
+    full = engine.sizes.count(engine.recipe.batch)
+    stretch = max(1, min(50 if engine.device.type == "cuda" else 2, full - 1))
+    warm_up = WARM_UP if engine.device.type == "cuda" else 1
+    found: list[float] = []
+    epoch, deadline = 0, None
+    while deadline is None or time.perf_counter() < deadline or len(found) < 3:
+        engine.begin(epoch)
+        epoch += 1
+        done = 0
+        while done + stretch <= full and (deadline is None or time.perf_counter() < deadline or len(found) < 3):
+            if deadline is None:
+                for _ in range(min(warm_up, full - stretch)):
+                    engine.step()
+                    done += 1
+                engine.means()
+                deadline = time.perf_counter() + seconds
+                continue
+            began = time.perf_counter()
+            for _ in range(stretch):
+                engine.step()
+            engine.means()  # waits for the device
+            found.append(1e3 * (time.perf_counter() - began) / stretch)
+            done += stretch
+    return found
+
+
+def plain_loop(recipe: Recipe, data: ImageSet, device: torch.device, seconds: float, workers: int) -> list[float]:
+    """Milliseconds a step of the usual loop: torchvision's transforms in a DataLoader's workers, plain NT-Xent.
+
+    The encoder, the head, the batch, the views' parameters, bf16 where ours is: all as in the recipe. Without QARe.
+    """
+    from torch.utils.data import DataLoader, Dataset
+    from torchvision import transforms  # type: ignore[import-not-found,unused-ignore]
+
+    strength = 0.8 if recipe.views == "self-supervised" else 0.4
+    view = transforms.Compose(
+        [
+            transforms.ToPILImage(),
+            transforms.RandomResizedCrop(SIZE, scale=(0.08, 1.0)),
+            transforms.RandomHorizontalFlip(),
+            transforms.RandomApply([transforms.ColorJitter(strength, strength, strength, strength / 4)], p=0.8),
+            transforms.RandomGrayscale(0.2),
+            transforms.ToTensor(),
+            transforms.Normalize(data.mean, data.std),
+        ]
+    )
+
+    class Pairs(Dataset[tuple[Tensor, Tensor]]):
+        def __len__(self) -> int:
+            return len(data)
+
+        def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+            return view(data.images[index]), view(data.images[index])
+
+    loader = DataLoader(
+        Pairs(),
+        batch_size=recipe.batch,
+        shuffle=True,
+        drop_last=True,
+        num_workers=workers,
+        pin_memory=device.type == "cuda",
+        persistent_workers=workers > 0,
+    )
+    encoder = encoders.create(recipe.encoder, stem=recipe.stem)
+    width = int(encoder.features)  # type: ignore[arg-type]
+    model = nn.Sequential(encoder, encoders.projection_head(width, recipe.hidden, recipe.embedding)).to(device)
+    optimizer = torch.optim.Adam(model.parameters(), lr=recipe.lr)
+    found: list[float] = []
+    warm_up = WARM_UP if device.type == "cuda" else 1
+    turn, began, deadline = 0, 0.0, 0.0
+    while not deadline or time.perf_counter() < deadline:
+        for a, b in loader:
+            if turn == warm_up:
+                deadline = time.perf_counter() + seconds
+            if turn >= warm_up:
+                began = began or time.perf_counter()
+            with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+                z = model(torch.cat([a, b]).to(device, non_blocking=True))
+            z = normalize(z.float())
+            scores = z @ z.T / 0.5
+            scores.fill_diagonal_(float("-inf"))
+            targets = torch.arange(len(z), device=device).roll(len(a))
+            optimizer.zero_grad()
+            cross_entropy(scores, targets).backward()  # type: ignore[no-untyped-call,unused-ignore]
+            optimizer.step()
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            turn += 1
+            if turn > warm_up:
+                now = time.perf_counter()
+                found.append(1e3 * (now - began))
+                began = now
+                if now >= deadline and len(found) >= 3:
+                    return found
+    return found
+
+
+def _worker(name: str, device: str, seconds: float, barrier: Any, results: Any) -> None:
+    engine = Engine(find(name), images(), seed=os.getpid() % 1000, device=torch.device(device))
+    engine.begin(0)
+    for _ in range(WARM_UP):
+        engine.step()
+    engine.means()
+    barrier.wait()
+    began, steps, epoch = time.perf_counter(), 0, 0
+    while time.perf_counter() - began < seconds:
+        epoch += 1
+        engine.begin(epoch)
+        while engine.step_in_epoch < engine.steps and time.perf_counter() - began < seconds:
+            for _ in range(min(20, engine.steps - engine.step_in_epoch)):
+                engine.step()
+                steps += 1
+            engine.means()
+    results.put(steps / (time.perf_counter() - began))
+
+
+def runs_per_hour(name: str, device: torch.device, concurrent: int, seconds: float) -> float:
+    """How many runs of a recipe an hour would bring, ``concurrent`` processes side by side on one device."""
+    recipe = find(name)
+    context = mp.get_context("spawn")
+    barrier, results = context.Barrier(concurrent), context.Queue()
+    arguments = (name, str(device), seconds, barrier, results)
+    processes = [context.Process(target=_worker, args=arguments) for _ in range(concurrent)]
+    for process in processes:
+        process.start()
+    rates = [results.get(timeout=seconds + 300) for _ in processes]
+    for process in processes:
+        process.join()
+    steps = -(-IMAGES // recipe.batch) * recipe.epochs
+    return float(3600 * sum(rates) / steps)
+
+
+def run(
+    *,
+    which: Sequence[str],
+    device: torch.device,
+    out: Path,
+    seconds: float,
+    workers: int,
+    concurrent: Sequence[int],
+    compare: bool = True,
+) -> dict[str, Any]:
+    """Measure, show a table, write ``out``/bench-step.json."""
+    console = Console()
+    data = images(IMAGES if device.type == "cuda" else 2000)
+    record: dict[str, Any] = {"what": "bench step", **surroundings(device), "workers": workers, "encoders": {}}
+    table = Table(title=f"a training step with QARe, {record['hardware']['name']}, torch {torch.__version__}")
+    for column in ("encoder", "batch", "setwise", "without QARe", "no graph", "torch + torchvision", "", "an epoch"):
+        table.add_column(column, justify="left" if column == "encoder" else "right")
+    for encoder in which:
+        recipe = find(RECIPES[encoder])
+        plain = replace(recipe, loss=(recipe.loss or "").removesuffix("-qare"), beta=None)
+        ways: dict[str, Callable[[], list[float]]] = {
+            "setwise": partial(ours, recipe, data, device, seconds),
+            "without_qare": partial(ours, plain, data, device, seconds),
+        }
+        if device.type == "cuda":
+            ways["not_captured"] = partial(ours, recipe, data, device, seconds, capture=False)
+        if compare:
+            ways["torchvision"] = partial(plain_loop, recipe, data, device, seconds, workers)
+        row: dict[str, Any] = {"recipe": RECIPES[encoder], "batch": recipe.batch}
+        for name, way in ways.items():
+            console.print(f"{encoder}, {name} ...", end="\r")
+            try:
+                row[f"{name}_ms"] = statistics.median(way())
+            except ImportError as error:  # torchvision: not a dependency of ours
+                console.print(f"no comparison with torchvision: {error}")
+        steps = -(-IMAGES // recipe.batch)
+        row["epoch_seconds"] = steps * row["setwise_ms"] / 1e3
+        record["encoders"][encoder] = row
+        table.add_row(encoder, str(recipe.batch), *_cells(row), f"{row['epoch_seconds']:.2f} s")
+    console.print(table)
+    for encoder in which if concurrent else ():
+        rates = {n: runs_per_hour(RECIPES[encoder], device, n, seconds) for n in concurrent}
+        record["encoders"][encoder]["runs_per_hour"] = rates
+        said = ", ".join(f"{n} at once: {rate:.1f}" for n, rate in rates.items())
+        console.print(f"{encoder}, runs of {find(RECIPES[encoder]).epochs} epochs an hour: {said}")
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "bench-step.json").write_text(json.dumps(record, indent=1) + "\n")
+    console.print(f"written to {out / 'bench-step.json'}")
+    return record
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    names = ("setwise", "without_qare", "not_captured", "torchvision")
+    cells = [f"{row[f'{name}_ms']:.3f} ms" if f"{name}_ms" in row else "-" for name in names]
+    ratio = f"{row['torchvision_ms'] / row['setwise_ms']:.0f}x" if "torchvision_ms" in row else "-"
+    return [*cells, ratio]

@@ -1,0 +1,153 @@
+"""A run from its recipe to its record, as the command line does it."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import RidgeClassifier
+
+from setwise import encoders
+from setwise.cli import main
+from setwise.data import load
+from setwise.evaluation import load_encoder
+from setwise.experiments import records, runs
+from setwise.training import checkpoint
+
+SMALL = ["--device", "cpu", "--quiet", "--epochs", "2", "--probe-epochs", "20"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("run") / "it"
+    main(
+        [
+            "pretrain",
+            "--recipe",
+            "paper/digits-conv4-simclr-qare",
+            *SMALL,
+            "--seed",
+            "4",
+            "--out",
+            str(out),
+            "--tensorboard",
+        ]
+    )
+    return out
+
+
+def test_a_record_says_everything(folder):
+    record = json.loads((folder / "record.json").read_text())
+    assert record["name"] == "paper/digits-conv4-simclr-qare (changed)"
+    assert (record["seed"], record["recipe"]["epochs"], record["recipe"]["beta"]) == (4, 2, 1.0)
+    assert set(record["versions"]) == {"setwise", "python", "torch", "numpy", "scipy"}
+    assert record["hardware"]["device"] == "cpu"
+    assert record["data"] == {"name": "digits", "train": 1297, "test": 500}
+    assert [row["epoch"] for row in record["epochs"]] == [1, 2]
+    for row in record["epochs"]:
+        assert row["loss"] == pytest.approx(row["pairwise"] + row["regularizer"], rel=1e-5)
+        assert row["images_per_second"] > 0
+    assert set(record["final"]) == {"probe_accuracy", "knn20_accuracy", "knn200_accuracy"}
+    assert all(0.2 < value <= 1 for value in record["final"].values())
+    assert record["timings"]["training_seconds"] > 0
+    assert records.read(folder) == record
+    with (folder / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["loss"]) for row in rows] == [row["loss"] for row in record["epochs"]]
+    assert [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()] == record["epochs"]
+    assert list((folder / "tensorboard").glob("events.out.*"))
+
+
+def test_the_encoder_in_the_checkpoint_is_the_trained_one(folder):
+    """Features by hand from the file; a classifier that is not ours finds about as much in them."""
+    state = checkpoint.load(folder).encoder_state()
+    encoder = encoders.create("conv4", channels=1)
+    encoder.load_state_dict(state)
+    encoder.eval()
+    features = []
+    for split in ("train", "test"):
+        data = load("digits", split=split)
+        x = (data.images / 255 - torch.tensor(data.mean).view(-1, 1, 1)) / torch.tensor(data.std).view(-1, 1, 1)
+        features.append((encoder(x).detach().numpy(), data.labels.numpy()))
+    (train_x, train_y), (test_x, test_y) = features
+    scale = train_x.std(0) + 1e-6  # some features of a barely trained encoder are constant
+    reference = RidgeClassifier().fit(train_x / scale, train_y).score(test_x / scale, test_y)
+    assert reference > 0.7
+    found = json.loads((folder / "record.json").read_text())["final"]
+    assert found["knn20_accuracy"] > 0.6
+    assert found["probe_accuracy"] < reference + 0.05
+
+
+def test_probing_again_gives_the_same_numbers_and_fine_tuning_more(folder, capsys):
+    found = runs.probe(folder, device=torch.device("cpu"), fine_tune=True, fine_tune_epochs=3, quiet=True)
+    record = records.read(folder)
+    for name, value in record["final"].items():
+        assert found[name] == value
+    assert found["fine_tuned_accuracy"] > 0.3
+    before = checkpoint.load(folder).tensors
+    main(["probe", str(folder), "--device", "cpu"])
+    said = capsys.readouterr().out
+    assert f"probe accuracy: {100 * found['probe_accuracy']:.2f} %" in said
+    after = checkpoint.load(folder).tensors
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_export_from_the_command_line(folder, tmp_path, capsys):
+    main(["export", str(folder), "--out", str(tmp_path), "--no-onnx"])
+    assert "encoder.safetensors" in capsys.readouterr().out
+    encoder = load_encoder(tmp_path)
+    for name, x in checkpoint.load(folder).encoder_state().items():
+        assert torch.equal(encoder.state_dict()[name], x)
+
+
+def test_supervised_and_random_runs(tmp_path):
+    main(
+        [
+            "pretrain",
+            "--recipe",
+            "released/digits-conv4-supervised",
+            *SMALL,
+            "--epochs",
+            "4",
+            "--out",
+            str(tmp_path / "s"),
+        ]
+    )
+    final = records.read(tmp_path / "s")["final"]
+    assert final["classifier_accuracy"] > 0.3
+    main(
+        ["pretrain", "--recipe", "released/digits-conv4-random", *SMALL, "--epochs", "0", "--out", str(tmp_path / "r")]
+    )
+    record = records.read(tmp_path / "r")
+    assert record["epochs"] == []
+    assert "probe_accuracy" in record["final"]
+    torch.manual_seed(1)
+    fresh = encoders.create("conv4", channels=1)
+    state = checkpoint.load(tmp_path / "r").encoder_state()
+    assert all(torch.equal(x, state[name]) for name, x in fresh.state_dict().items())
+
+
+def test_mistakes_are_one_line(tmp_path):
+    out = ["--out", str(tmp_path / "x")]
+    for words, said in (
+        (["pretrain", "--recipe", "paper/digits-conv5-simclr", *out], "did you mean paper/digits-conv4-simclr"),
+        (["pretrain", "--method", "rotation", *out], "expected no loss and no beta"),
+        (["pretrain", "--data", "cifar11", *out], "did you mean 'cifar10'"),
+        (["pretrain", "--device", "gpu", *out], "expected a device such as auto, cpu or cuda, got 'gpu'"),
+        (["probe", str(tmp_path)], "expected a checkpoint at"),
+        (["export", str(tmp_path)], "expected a checkpoint at"),
+    ):
+        with pytest.raises(SystemExit, match=said):
+            main(words)
+    assert not (tmp_path / "x").exists()
+
+
+def test_records_of_others_are_refused(tmp_path):
+    (tmp_path / "record.json").write_text("{}")
+    with pytest.raises(ValueError, match="expected a record that setwise wrote"):
+        records.read(tmp_path)
+    (tmp_path / "record.json").write_bytes(np.arange(9, dtype=np.uint8).tobytes())
+    with pytest.raises(ValueError, match="expected a run record at"):
+        records.read(tmp_path)
