@@ -9,7 +9,7 @@ from setwise.losses.presets import PRESETS
 
 
 def make(name: str) -> torch.nn.Module:
-    weighed = name.endswith(("-qare", "-gap")) and "matching" not in name
+    weighed = name.endswith(("-gap", "-control")) or (name.endswith("-qare") and "matching" not in name)
     return sw.presets(name, beta=0.5) if weighed else sw.presets(name)
 
 
@@ -57,7 +57,7 @@ def test_released_simclr_qare(views):
 
 def test_the_two_sides_never_mix():
     for name in PRESETS:
-        if name.startswith("modern/"):
+        if name.startswith(("modern/", "setwise/")):
             continue
         loss = make(name)
         parts = [loss.pairwise, loss.regularizer] if isinstance(loss, sw.SetContrastive) else [loss]
@@ -81,6 +81,17 @@ def test_modern_presets_are_nt_xent_with_algorithm_2_or_the_gap(views):
     torch.testing.assert_close(sw.presets("modern/simclr-qare", beta=2.0)(z_a, z_b), plain + 2 * both / 36)
     gap = (both - (a * b).sum()) / 36
     torch.testing.assert_close(sw.presets("modern/simclr-gap", beta=2.0)(z_a, z_b), plain + 2 * gap)
+
+
+@pytest.mark.parametrize("name", ["triplet", "infonce", "nt-logistic", "sparseclr"])
+def test_matching_beyond_the_paper(views, name):
+    z_a, z_b = views(6, 4)
+    plain = sw.presets(f"paper/matching-{name}")(z_a, z_b)
+    a, b = torch.cdist(z_a, z_a), torch.cdist(z_b, z_b)
+    gap = (torch.linalg.eigvalsh(a) @ torch.linalg.eigvalsh(b) - (a * b).sum()) / 36
+    torch.testing.assert_close(sw.presets(f"setwise/matching-{name}-gap", beta=3.0)(z_a, z_b), plain + 3 * gap)
+    control = 0.5 * (a - b).square().mean()
+    torch.testing.assert_close(sw.presets(f"setwise/matching-{name}-control", beta=3.0)(z_a, z_b), plain + 3 * control)
 
 
 def test_set_contrastive(views):

@@ -6,16 +6,20 @@
   Euclidean distances, of features the encoder has made unit length, in convex combination with the paper's weights.
 - released: every view among the 2N - 1 others, temperature 0.5, -log of the mean probability; with QARe, all cosines
   clamped at 1e-8 from below, before the loss too, and QARe divided by N(N-1). It has no instance matching.
+- setwise: beyond the paper. Instance matching with a weighed set-level term beside the paper's pairwise losses: the
+  alignment gap (``-gap``) or its eigenvalue-free control (``-control``).
 - modern: NT-Xent as today's libraries compute it; with QARe (Algorithm 2), or with the alignment gap, which is ours.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from torch import nn
 
 from setwise.checks import check_option
+from setwise.losses.controls import StructuralDifference
 from setwise.losses.modules import InfoNCE, NTLogistic, NTXent, QARe, SetContrastive, SparseCLR, TripletMargin
 
 RELEASED_CLAMP = 1e-8
@@ -39,7 +43,15 @@ _MATCHING_BETA = {
     "paper/matching-nt-logistic-qare": 0.2,
     "paper/matching-sparseclr-qare": 0.3,
 }
-_WEIGHED: dict[str, Callable[[], tuple[nn.Module, QARe]]] = {
+
+
+def _beside(
+    pairwise: Callable[[], nn.Module], term: Callable[..., nn.Module], **options: str
+) -> tuple[nn.Module, nn.Module]:
+    return pairwise(), term(similarity="euclidean", **options)
+
+
+_WEIGHED: dict[str, Callable[[], tuple[nn.Module, nn.Module]]] = {
     "paper/simclr-qare": lambda: (_PLAIN["paper/simclr"](), QARe()),
     "paper/sparseclr-qare": lambda: (_PLAIN["paper/sparseclr"](), QARe()),
     "released/simclr-qare": lambda: (
@@ -53,6 +65,10 @@ _WEIGHED: dict[str, Callable[[], tuple[nn.Module, QARe]]] = {
     "modern/simclr-qare": lambda: (_PLAIN["modern/simclr"](), QARe()),
     "modern/simclr-gap": lambda: (_PLAIN["modern/simclr"](), QARe(reference="truth")),
 }
+for _loss in ("triplet", "infonce", "nt-logistic", "sparseclr"):
+    _pairwise = _PLAIN[f"paper/matching-{_loss}"]
+    _WEIGHED[f"setwise/matching-{_loss}-gap"] = partial(_beside, _pairwise, QARe, reference="truth")
+    _WEIGHED[f"setwise/matching-{_loss}-control"] = partial(_beside, _pairwise, StructuralDifference)
 PRESETS = (*_PLAIN, *_WEIGHED, *_MATCHING_BETA)
 
 

@@ -1,0 +1,60 @@
+r"""Set-level terms without eigenvalues, which any gain of QARe has to be compared with.
+
+FrobeniusProduct       ‖shift + S_A‖·‖shift + S_B‖ / N²     its gradient is nearly QARe's (cosine, shift 1)
+StructuralDifference   ½·mean (S_A - S_B)²                  zero for equal structures, as the alignment gap is
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from setwise.checks import check_embeddings, check_number
+from setwise.similarity import Similarity, check_similarity, full_precision, pairwise
+
+
+def _matrices(z_a: Tensor, z_b: Tensor, similarity: Similarity) -> tuple[Tensor, Tensor]:
+    check_embeddings(z_a, z_b)
+    z_a, z_b = full_precision(z_a), full_precision(z_b)
+    return pairwise(z_a, z_a, similarity=similarity), pairwise(z_b, z_b, similarity=similarity)
+
+
+def frobenius_product(z_a: Tensor, z_b: Tensor, *, similarity: Similarity = "cosine", shift: float = 1.0) -> Tensor:
+    """‖shift + S_A‖·‖shift + S_B‖ / N² of two views [N, E]: an upper bound of QARe's ⟨λA,λB⟩₊ / N² (Cauchy-Schwarz)."""
+    with torch.autocast(z_a.device.type, enabled=False):
+        s_a, s_b = _matrices(z_a, z_b, similarity)
+        return (shift + s_a).norm() * (shift + s_b).norm() / len(z_a) ** 2
+
+
+def structural_difference(z_a: Tensor, z_b: Tensor, *, similarity: Similarity = "cosine") -> Tensor:
+    """½·mean (S_A - S_B)² of two views [N, E]: how differently the true partners lie within their sets."""
+    with torch.autocast(z_a.device.type, enabled=False):
+        s_a, s_b = _matrices(z_a, z_b, similarity)
+        return 0.5 * (s_a - s_b).square().mean()
+
+
+class FrobeniusProduct(nn.Module):
+    """The control of QARe; see ``frobenius_product``."""
+
+    def __init__(self, *, similarity: Similarity = "cosine", shift: float = 1.0) -> None:
+        super().__init__()
+        check_similarity(similarity)
+        check_number(shift, "shift")
+        self.similarity, self.shift = similarity, shift
+
+    def forward(self, z_a: Tensor, z_b: Tensor) -> Tensor:
+        """The term of two views [N, E] of the same items."""
+        return frobenius_product(z_a, z_b, similarity=self.similarity, shift=self.shift)
+
+
+class StructuralDifference(nn.Module):
+    """The control of the alignment gap; see ``structural_difference``."""
+
+    def __init__(self, *, similarity: Similarity = "cosine") -> None:
+        super().__init__()
+        check_similarity(similarity)
+        self.similarity = similarity
+
+    def forward(self, z_a: Tensor, z_b: Tensor) -> Tensor:
+        """The term of two views [N, E] of the same items."""
+        return structural_difference(z_a, z_b, similarity=self.similarity)
