@@ -19,18 +19,18 @@ Root = Annotated[Path | None, tyro.conf.arg(help="folder of the data sets; $SETW
 Name = Annotated[str, tyro.conf.Positional, tyro.conf.arg(help="as `setwise data list` shows it")]
 Device = Annotated[str, tyro.conf.arg(help="cpu, cuda, ...; a GPU if there is one")]
 Run = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(help="a run's folder, or its checkpoint")]
-DEFAULT_RECIPE = "paper/digits-conv4-simclr-qare"
+DEFAULT_RECIPE = {"pretrain": "paper/digits-conv4-simclr-qare", "match": "paper/digits-matching-infonce-qare"}
 
 
 @app.command
 def demo(
-    out: Annotated[Path, tyro.conf.arg(help="where to draw the similarity matrices")] = Path("out/demo.png"),
+    out: Annotated[Path, tyro.conf.arg(help="folder for the page and the runs")] = Path("out/demo"),
     seed: int = 1,
 ) -> None:
-    """The losses at work on the embedded digits: match left halves to right halves."""
+    """The library at work on the embedded digits: learn without labels, match halves, leave a page to look at."""
     from setwise.demo import run
 
-    run(out=out, seed=seed)
+    _told(lambda: run(out=out, seed=seed))
 
 
 @bench.command(name="qare")
@@ -137,27 +137,34 @@ def data_preview(
 def list_recipes(
     like: Annotated[str, tyro.conf.Positional, tyro.conf.arg(help="show only names that contain this")] = "",
 ) -> None:
-    """Names of the recipes, for `setwise pretrain --recipe NAME`; --help after one shows every number in it."""
+    """Names of the recipes for pretrain and match; `setwise pretrain --recipe NAME --help` shows every number in it."""
     from setwise.experiments.recipes import RECIPES
 
     found = [name for name in RECIPES if like in name]
     print("\n".join(found) if found else f"no recipe has {like!r} in its name")
 
 
+RecipeName = Annotated[str, tyro.conf.arg(help="as `setwise recipes` lists them")]
+
+
 @app.command(name="pretrain")
-def pretrain_help(
-    recipe: Annotated[str, tyro.conf.arg(help="as `setwise recipes` lists them")] = DEFAULT_RECIPE,
-) -> None:
+def pretrain_help(recipe: RecipeName = DEFAULT_RECIPE["pretrain"]) -> None:
     """Train an encoder by a recipe, probe it, write its record: any number of the recipe can be changed."""
     raise AssertionError("main() takes this command itself: its options are those of the recipe")
 
 
-def _pretrain(args: list[str]) -> None:
-    """`setwise pretrain`: the recipe's name is read first, since its numbers are the defaults of the other options."""
+@app.command(name="match")
+def match_help(recipe: RecipeName = DEFAULT_RECIPE["match"]) -> None:
+    """Learn to match two views of the same identities, match the test split, write its record and a page."""
+    raise AssertionError("main() takes this command itself: its options are those of the recipe")
+
+
+def _train(command: str, args: list[str]) -> None:
+    """`setwise pretrain` and `match`: the recipe is read first, its numbers are the defaults of the other options."""
     from setwise.experiments.recipes import recipe as find
     from setwise.recipe import Recipe
 
-    name = DEFAULT_RECIPE
+    name = DEFAULT_RECIPE[command]
     for i, word in enumerate(args):
         if word == "--recipe" and i + 1 < len(args):
             name = args[i + 1]
@@ -165,10 +172,10 @@ def _pretrain(args: list[str]) -> None:
             name = word.removeprefix("--recipe=")
     default = _told(lambda: find(name))
 
-    def pretrain(
+    def train(
         fields: Any = default,
         *,
-        recipe: Annotated[str, tyro.conf.arg(help="as `setwise recipes` lists them")] = DEFAULT_RECIPE,
+        recipe: RecipeName = name,
         seed: int = 1,
         out: Annotated[Path | None, tyro.conf.arg(help="the run's folder; runs/RECIPE/seed-N if none")] = None,
         root: Root = None,
@@ -176,22 +183,20 @@ def _pretrain(args: list[str]) -> None:
         resume: Annotated[bool, tyro.conf.arg(help="go on with the run in that folder, if there is one")] = False,
         checkpoint_seconds: Annotated[float, tyro.conf.arg(help="between checkpoints")] = 60.0,
         capture: Annotated[bool, tyro.conf.arg(help="steps as CUDA graphs, on a GPU")] = True,
-        probe: Annotated[bool, tyro.conf.arg(help="linear probe and kNN at the end")] = True,
+        evaluate: Annotated[bool, tyro.conf.arg(help="at the end: linear probe and kNN, or the assignments")] = True,
         tensorboard: Annotated[bool, tyro.conf.arg(help="write TensorBoard's files too")] = False,
         quiet: Annotated[bool, tyro.conf.arg(help="no progress")] = False,
     ) -> None:
-        """Train an encoder by a recipe, probe the frozen encoder, write the run's record.
-
-        Every number of the recipe is an option; its default is what the recipe says. Many processes:
-        torchrun --nproc-per-node 8 -m setwise.cli pretrain ...
-        """
         from setwise.experiments import runs
+        from setwise.experiments.matching import run_matching
         from setwise.training.processes import join, leave
 
+        if (fields.method == "matching") != (command == "match"):
+            raise ValueError(f"expected a recipe for `setwise {command}`, got method {fields.method!r}")
         folder = out or Path("runs") / recipe / f"seed-{seed}"
         processes, where = join(runs.choose_device(device))
         try:
-            record = runs.pretrain(
+            record = (run_matching if command == "match" else runs.pretrain)(
                 fields,
                 folder,
                 name=recipe if fields == default else f"{recipe} (changed)",
@@ -204,17 +209,24 @@ def _pretrain(args: list[str]) -> None:
                 checkpoint_seconds=checkpoint_seconds,
                 tensorboard=tensorboard,
                 quiet=quiet,
-                probe=probe,
+                evaluate=evaluate,
             )
         finally:
             leave()
         if processes.first:
             _say_final(record["final"])
-            print(f"written to {folder}: record.json, metrics.csv, metrics.jsonl, checkpoint.safetensors")
+            page = ", index.html" if (folder / "index.html").exists() else ""
+            print(f"written to {folder}: record.json, metrics.csv, metrics.jsonl, checkpoint.safetensors{page}")
 
     # Set here, since names in annotations are looked up in the module, which has not imported it.
-    pretrain.__annotations__["fields"] = Annotated[Recipe, tyro.conf.arg(name="")]
-    _told(lambda: tyro.cli(pretrain, prog="setwise pretrain", args=args))
+    train.__annotations__["fields"] = Annotated[Recipe, tyro.conf.arg(name="")]
+    what = {"pretrain": "Train an encoder by a recipe, probe the frozen encoder, write the run's record."}
+    what["match"] = "Learn to match two views of the same identities; match the test split; write record and page."
+    train.__doc__ = (
+        f"{what[command]}\n\nEvery number of the recipe is an option; its default is what the recipe says. Many "
+        f"processes: torchrun --nproc-per-node 8 -m setwise.cli {command} ..."
+    )
+    _told(lambda: tyro.cli(train, prog=f"setwise {command}", args=args))
 
 
 @app.command
@@ -280,8 +292,8 @@ def _told(call: Callable[[], T]) -> T:
 def main(args: list[str] | None = None) -> None:
     """Entry point of ``setwise``."""
     args = sys.argv[1:] if args is None else args
-    if args[:1] == ["pretrain"]:
-        return _pretrain(args[1:])
+    if args and args[0] in DEFAULT_RECIPE:
+        return _train(args[0], args[1:])
     app.cli(prog="setwise", description="Set-level contrastive learning.", args=args)
 
 

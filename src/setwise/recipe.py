@@ -8,12 +8,13 @@ from typing import Any, Literal
 from setwise.checks import check_count, check_number, check_option
 from setwise.encoders import NAMES as ENCODERS
 from setwise.losses.presets import PRESETS as LOSSES
-from setwise.losses.presets import needs_beta
+from setwise.losses.presets import beta_of
 from setwise.views.pipeline import PRESETS as VIEWS
 
-METHODS = ("simclr", "sparseclr", "supervised", "random", "rotation", "deepcluster", "deepinfomax")
+METHODS = ("simclr", "sparseclr", "supervised", "random", "rotation", "deepcluster", "deepinfomax", "matching")
 PRECISIONS = ("float32", "bfloat16", "float64")
 CONTRASTIVE = ("simclr", "sparseclr")
+WITH_LOSS = (*CONTRASTIVE, "matching")
 
 
 @dataclass(frozen=True)
@@ -21,15 +22,19 @@ class Recipe:
     """A run's hyper-parameters. The defaults are the paper's self-supervised setting (section 4.2, supplement)."""
 
     data: str = "digits"  # as `setwise data list` shows it, or a path
-    method: Literal["simclr", "sparseclr", "supervised", "random", "rotation", "deepcluster", "deepinfomax"] = "simclr"
+    instances: int | None = None  # of matching: how many images are halved; all if none
+    split_seed: int = 0  # of matching: which identities are for training, validation, test
+    method: Literal[
+        "simclr", "sparseclr", "supervised", "random", "rotation", "deepcluster", "deepinfomax", "matching"
+    ] = "simclr"
     encoder: Literal["conv4", "resnet8", "resnet32", "resnet56", "resnet18", "resnet34"] = "conv4"
     stem: Literal["cifar", "imagenet"] = "cifar"  # of resnet18 and resnet34
     initial: Literal["released", "xavier"] = "released"  # weights of convolutions; the paper says xavier
-    loss: str | None = None  # one of setwise.PRESETS, for simclr and sparseclr
-    beta: float | None = None  # weight of QARe, where the loss has it
+    loss: str | None = None  # one of setwise.PRESETS, for simclr, sparseclr and matching
+    beta: float | None = None  # weight of the set-level term, where the loss has one
     hidden: int = 256  # width of the projection head, and of deepcluster's classifier
-    embedding: int = 64  # dimensions that the contrastive losses see
-    views: Literal["self-supervised", "modern", "supervised", "flip", "none"] = "self-supervised"
+    embedding: int = 64  # dimensions that the losses see
+    views: Literal["self-supervised", "modern", "supervised", "flip", "matching", "none"] = "self-supervised"
     padding: int = 4  # pixels, of the supervised views' crops
     adversarial: bool = True  # deepinfomax's prior: as published; False is the released code's joint descent
     epochs: int = 200
@@ -56,7 +61,7 @@ class Recipe:
         check_option(self.optimizer, ("adam", "sgd"), "optimizer")
         check_option(self.schedule, ("constant", "steps", "cosine"), "schedule")
         check_option(self.precision, ("auto", *PRECISIONS), "precision")
-        for name in ("hidden", "embedding", "batch", "probe_epochs", "probe_batch"):
+        for name in ("hidden", "embedding", "batch", "probe_epochs", "probe_batch", "instances"):
             check_count(getattr(self, name), name)
         if not isinstance(self.epochs, int) or self.epochs < 0:
             raise ValueError(f"expected epochs to be an integer of at least 0, got {self.epochs!r}")
@@ -66,17 +71,18 @@ class Recipe:
             check_number(getattr(self, name), name, least=0)
         if self.method == "random" and self.epochs:
             raise ValueError(f"expected epochs=0 for method 'random', which is never trained, got {self.epochs}")
-        if self.method not in CONTRASTIVE:
+        if self.method not in WITH_LOSS:
             if self.loss is not None or self.beta is not None:
                 raise ValueError(
                     f"expected no loss and no beta for method {self.method!r}, got {self.loss!r} and {self.beta!r}; "
-                    "they are for simclr and sparseclr"
+                    "they are for simclr, sparseclr and matching"
                 )
         else:
             if self.loss is None:
                 raise ValueError(f"expected loss for method {self.method!r}, one of {', '.join(LOSSES)}, got None")
             check_option(self.loss, LOSSES, "loss")
-            if (self.beta is None) == needs_beta(self.loss):
+            rule = beta_of(self.loss)
+            if rule != "optional" and (self.beta is None) == (rule == "needed"):
                 raise ValueError(
                     f"expected beta with a loss that has a set-level term and only there, got {self.beta!r} with "
                     f"{self.loss!r}"

@@ -166,41 +166,6 @@ def small_tiny(monkeypatch, tmp_path):
     return root
 
 
-# --- CUHK-03 -------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def write_mat():
-    """Writes a cuhk-03.mat as MATLAB v7.3 does: cells are references, arrays are transposed, empty cells are 0 0."""
-    import h5py  # the dev extra has it
-
-    def write(path: Path, sets: dict) -> None:
-        # sets: variable -> five lists of identities, each a list of ten images [H, W, 3] or None
-        with h5py.File(path, "w", userblock_size=512) as file:
-            store = file.create_group("#refs#")
-
-            def keep(data, **kind):
-                made = store.create_dataset(str(len(store)), data=data, **kind)
-                return made.ref
-
-            for variable, pairs in sets.items():
-                outer = np.empty((1, len(pairs)), h5py.ref_dtype)
-                for p, identities in enumerate(pairs):
-                    inner = np.empty((10, len(identities)), h5py.ref_dtype)
-                    for i, shots in enumerate(identities):
-                        for s, image in enumerate(shots):
-                            if image is None:
-                                inner[s, i] = keep(np.zeros(2, np.uint64))
-                            else:
-                                inner[s, i] = keep(image.T, compression="gzip")
-                    outer[0, p] = keep(inner, dtype=h5py.ref_dtype)
-                file.create_dataset(variable, data=outer, dtype=h5py.ref_dtype)
-        with path.open("r+b") as file:
-            file.write(b"MATLAB 7.3 MAT-file, Platform: GLNXA64".ljust(124) + b"\x00\x02IM")
-
-    return write
-
-
 # --- a server ------------------------------------------------------------------------------------------------------
 
 

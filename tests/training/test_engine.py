@@ -62,7 +62,7 @@ def test_the_terms_add_up(digits, recipe):
     assert means["loss"] == pytest.approx(means["pairwise"] + 0.5 * means["regularizer"], rel=1e-5)
 
 
-@pytest.mark.parametrize("method", [m for m in METHODS if m != "random"])
+@pytest.mark.parametrize("method", [m for m in METHODS if m not in ("random", "matching")])
 def test_every_method_trains_and_repeats_itself_bit_for_bit(digits, method):
     contrastive = method in ("simclr", "sparseclr")
     recipe = Recipe(method=method, loss=f"released/{method}" if contrastive else None, epochs=2, batch=60, lr=3e-3)
@@ -156,7 +156,7 @@ def test_a_loss_that_is_not_finite_is_told(digits, recipe):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("method", [m for m in METHODS if m != "random"])
+@pytest.mark.parametrize("method", [m for m in METHODS if m not in ("random", "matching")])
 def test_a_captured_step_equals_one_that_is_not(digits, method):
     contrastive = method in ("simclr", "sparseclr")
     loss, beta = (f"released/{method}-qare", 0.5) if contrastive else (None, None)

@@ -79,7 +79,8 @@ def test_two_processes_are_one(found, name):
 
 def test_torchrun_on_the_command_line(tmp_path):
     """As a person would start it, and the same as one process to the precision of float32."""
-    words = ["pretrain", "--recipe", "paper/digits-conv4-simclr-qare", "--epochs", "1", "--device", "cpu", "--no-probe"]
+    words = ["pretrain", "--recipe", "paper/digits-conv4-simclr-qare", "--epochs", "1", "--no-evaluate"]
+    words += ["--device", "cpu"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     torchrun = [
         sys.executable,

@@ -18,7 +18,7 @@ from setwise.training.errors import TrainingError
 from setwise.training.loop import train
 
 CPU = torch.device("cpu")
-RUN = ["--recipe", "paper/digits-conv4-simclr", "--no-probe", "--device", "cpu", "--batch", "100"]
+RUN = ["--recipe", "paper/digits-conv4-simclr", "--no-evaluate", "--device", "cpu", "--batch", "100"]
 
 
 def cli(*words: str) -> list[str]:

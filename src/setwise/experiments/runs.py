@@ -58,7 +58,7 @@ def pretrain(
     checkpoint_seconds: float = 60.0,
     tensorboard: bool = False,
     quiet: bool = False,
-    probe: bool = True,
+    evaluate: bool = True,
 ) -> dict[str, Any]:
     """Train by a recipe, probe the frozen encoder, write the record into the run's folder; the record."""
     processes = processes or Processes()
@@ -90,8 +90,8 @@ def pretrain(
         "final": {},
     }
     if processes.first:
-        if probe:
-            final = evaluate(engine.method.encoder, engine.data, test_set, recipe, seed=seed, device=device)
+        if evaluate:
+            final = evaluate_encoder(engine.method.encoder, train_set, test_set, recipe, seed=seed, device=device)
             record["timings"] |= final.pop("timings")
             record["final"] = final
             if isinstance(engine.method, Supervised) and recipe.epochs:
@@ -100,7 +100,7 @@ def pretrain(
     return record
 
 
-def evaluate(
+def evaluate_encoder(
     encoder: nn.Module, train_set: ImageSet, test_set: ImageSet, recipe: Recipe, *, seed: int, device: torch.device
 ) -> dict[str, Any]:
     """Linear probe (the last epoch's accuracy) and kNN of a frozen encoder, and how long they took."""
@@ -155,7 +155,7 @@ def probe(
     found = checkpoints.load(path)
     train_set, test_set = splits(found.recipe, root)
     encoder = encoder_of(found).to(device)
-    result = evaluate(encoder, train_set, test_set, found.recipe, seed=found.seed, device=device)
+    result = evaluate_encoder(encoder, train_set, test_set, found.recipe, seed=found.seed, device=device)
     if fine_tune:
         tuning = replace(found.recipe, method="supervised", loss=None, beta=None, **FINE_TUNING)  # type: ignore[arg-type]
         if fine_tune_epochs is not None:

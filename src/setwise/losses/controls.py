@@ -23,7 +23,8 @@ def frobenius_product(z_a: Tensor, z_b: Tensor, *, similarity: Similarity = "cos
     """‖shift + S_A‖·‖shift + S_B‖ / N² of two views [N, E]: an upper bound of QARe's ⟨λA,λB⟩₊ / N² (Cauchy-Schwarz)."""
     with torch.autocast(z_a.device.type, enabled=False):
         s_a, s_b = _matrices(z_a, z_b, similarity)
-        return (shift + s_a).norm() * (shift + s_b).norm() / len(z_a) ** 2
+        product: Tensor = (shift + s_a).norm() * (shift + s_b).norm()
+        return product / len(z_a) ** 2
 
 
 def structural_difference(z_a: Tensor, z_b: Tensor, *, similarity: Similarity = "cosine") -> Tensor:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Literal
 
 from torch import nn
 
@@ -76,9 +77,9 @@ def _released_qare() -> QARe:
     return QARe(clamp=RELEASED_CLAMP, normalization="n(n-1)", spectrum="dense")
 
 
-def needs_beta(name: str) -> bool:
-    """Whether the preset has a set-level term whose weight must be chosen."""
-    return name in _WEIGHED
+def beta_of(name: str) -> Literal["none", "optional", "needed"]:
+    """Whether the preset has a set-level term, and whether its weight must be chosen."""
+    return "needed" if name in _WEIGHED else "optional" if name in _MATCHING_BETA else "none"
 
 
 def presets(name: str, *, beta: float | None = None) -> nn.Module:

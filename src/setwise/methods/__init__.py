@@ -7,11 +7,12 @@ from dataclasses import replace
 from torch import nn
 
 from setwise import encoders
-from setwise.data import ImageSet
+from setwise.data import ImageSet, MatchedSet
 from setwise.losses.presets import presets
 from setwise.methods.contrastive import Contrastive
 from setwise.methods.deepcluster import DeepCluster
 from setwise.methods.deepinfomax import DeepInfoMax
+from setwise.methods.matching import Matching
 from setwise.methods.method import Batch, Method
 from setwise.methods.rotation import Rotation
 from setwise.methods.supervised import Supervised
@@ -23,6 +24,7 @@ __all__ = [
     "Contrastive",
     "DeepCluster",
     "DeepInfoMax",
+    "Matching",
     "Method",
     "Rotation",
     "Supervised",
@@ -36,11 +38,17 @@ def create_encoder(recipe: Recipe, channels: int) -> nn.Module:
     return encoders.create(recipe.encoder, channels=channels, stem=recipe.stem, initial=recipe.initial)
 
 
-def create(recipe: Recipe, data: ImageSet) -> Method:
+def create(recipe: Recipe, data: ImageSet | MatchedSet) -> Method:
     """The recipe's method for a training set, with fresh weights from torch's generator."""
+    if isinstance(data, MatchedSet) != (recipe.method == "matching"):
+        kind = "a matched set" if recipe.method == "matching" else "labelled images"
+        raise ValueError(f"expected {kind} for method {recipe.method!r}, got {data!r}")
     encoder = create_encoder(recipe, data.images.shape[1])
     features = int(encoder.features)  # type: ignore[arg-type]
     views = _views(recipe, data)
+    if isinstance(data, MatchedSet):
+        assert recipe.loss is not None
+        return Matching(encoder, features, recipe.embedding, presets(recipe.loss, beta=recipe.beta), views)
     if recipe.method in CONTRASTIVE:
         assert recipe.loss is not None
         loss = presets(recipe.loss, beta=recipe.beta)
@@ -54,5 +62,5 @@ def create(recipe: Recipe, data: ImageSet) -> Method:
     return DeepInfoMax(encoder, features, data.images.shape[1], views, adversarial=recipe.adversarial)
 
 
-def _views(recipe: Recipe, data: ImageSet) -> Views:
+def _views(recipe: Recipe, data: ImageSet | MatchedSet) -> Views:
     return replace(preset(recipe.views, mean=data.mean, std=data.std), padding=recipe.padding)

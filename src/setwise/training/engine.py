@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from setwise import methods
-from setwise.data import ImageSet
+from setwise.data import ImageSet, MatchedSet
 from setwise.losses.parallel import distributed
-from setwise.methods import Batch, Contrastive, Method
+from setwise.methods import Batch, Contrastive, Matching, Method
+from setwise.methods.matching import draw_shots
 from setwise.recipe import Recipe
 from setwise.training.capture import captured
 from setwise.training.errors import TrainingError
@@ -40,7 +41,7 @@ class Engine:
     def __init__(
         self,
         recipe: Recipe,
-        data: ImageSet,
+        data: ImageSet | MatchedSet,
         *,
         seed: int,
         device: torch.device,
@@ -67,7 +68,7 @@ class Engine:
         self.model: nn.Module = method
         if self.processes.size > 1:
             share_norms(method, device)
-            if isinstance(method, Contrastive):
+            if isinstance(method, (Contrastive, Matching)):
                 method.loss = distributed(method.loss)
             # BatchNorm's statistics are the same everywhere, there is nothing to broadcast.
             names = signature(DistributedDataParallel).parameters
@@ -116,7 +117,8 @@ class Engine:
         if step == 0:
             for total in self._totals.values():
                 total.zero_()
-            self.method.begin_epoch(self.data, seed=self.seed, epoch=epoch)
+            if isinstance(self.data, ImageSet):
+                self.method.begin_epoch(self.data, seed=self.seed, epoch=epoch)
 
     def step(self) -> None:
         """One step, queued on the device."""
@@ -166,6 +168,17 @@ class Engine:
             if name in tensors:
                 x.copy_(tensors[name])
 
+    def _batch(self, samples: Tensor) -> Batch:
+        """The images of these samples: themselves, or a shot of each view of these identities."""
+        data, seed, epoch = self.data, self._seed, self._epoch
+        if isinstance(data, MatchedSet):
+            places, keys = draw_shots(data, samples, seed=seed, epoch=epoch)
+            labels = samples
+        else:
+            places, keys, labels = samples, samples, data.labels[samples]
+        dtype, last = DTYPES[self.precision], self.device.type == "cuda"
+        return Batch(data.images[places], keys, labels, seed, epoch, dtype, last)
+
     def _zero(self) -> Tensor:
         return torch.zeros((), dtype=torch.float64, device=self.device)
 
@@ -205,15 +218,7 @@ class Engine:
 
         def run() -> None:
             samples = self._order[self._place + offsets]
-            batch = Batch(
-                images=self.data.images[samples],
-                samples=samples,
-                labels=self.data.labels[samples],
-                seed=self._seed,
-                epoch=self._epoch,
-                dtype=DTYPES[self.precision],
-                channels_last=self.device.type == "cuda",
-            )
+            batch = self._batch(samples)
             self._rate.copy_(self._rates[self._turn])
             self.optimizer.zero_grad()
             with torch.autocast(**autocast):
@@ -231,8 +236,9 @@ class Engine:
         return run
 
 
-def _moved(data: ImageSet, device: torch.device) -> ImageSet:
-    return replace(data, images=data.images.to(device), labels=data.labels.to(device))
+def _moved(data: ImageSet | MatchedSet, device: torch.device) -> ImageSet | MatchedSet:
+    names = ("images", "labels") if isinstance(data, ImageSet) else ("images", "shots_a", "shots_b")
+    return replace(data, **{name: getattr(data, name).to(device) for name in names})
 
 
 def _optimizer(recipe: Recipe, method: Method, rate: Tensor) -> torch.optim.Optimizer:

@@ -6,7 +6,7 @@ import contextlib
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -16,7 +16,7 @@ import torch
 from filelock import FileLock, Timeout
 from torch import Tensor
 
-from setwise.data import ImageSet
+from setwise.data import ImageSet, MatchedSet
 from setwise.recipe import Recipe
 from setwise.training import checkpoint as checkpoints
 from setwise.training.checkpoint import Checkpoint
@@ -24,6 +24,8 @@ from setwise.training.engine import Engine
 from setwise.training.errors import Interrupted, TrainingError
 from setwise.training.processes import Processes
 from setwise.training.progress import Metrics, Reporter
+
+AfterEpoch = Callable[[Engine, list[dict[str, Any]]], dict[str, float]]
 
 LOOK_SECONDS = 0.5  # between looks at the loss, which wait for the device
 AGREE_STEPS = 20  # between questions whether another process was told to stop
@@ -54,7 +56,7 @@ class _Signals:
 
 def train(
     recipe: Recipe,
-    data: ImageSet,
+    data: ImageSet | MatchedSet,
     folder: Path,
     *,
     seed: int,
@@ -67,12 +69,14 @@ def train(
     quiet: bool = False,
     title: str = "training",
     encoder: dict[str, Tensor] | None = None,
+    after_epoch: AfterEpoch | None = None,
 ) -> tuple[Engine, Checkpoint]:
     """Train, or go on training, in a folder of its own; the engine and the last checkpoint.
 
     A checkpoint is written every ``checkpoint_seconds``, when a signal asks to stop, and at the end. With ``resume``
     the run goes on from the folder's checkpoint, if there is one, and ends as if it had never stopped: on a CPU with
     the same bits. ``encoder``: weights to start from, for fine-tuning.
+    ``after_epoch`` measures more after each epoch: numbers for its row.
     """
     processes = processes or Processes()
     folder.mkdir(parents=True, exist_ok=True)
@@ -87,7 +91,7 @@ def train(
         metrics = Metrics(folder, history, tensorboard=tensorboard, write=processes.first)
         quiet = quiet or not processes.first
         with Reporter(title, epochs=recipe.epochs, images=len(data), quiet=quiet) as reporter, metrics:
-            run = _Run(engine, folder / FILE, metrics, reporter, checkpoint_seconds)
+            run = _Run(engine, folder / FILE, metrics, reporter, checkpoint_seconds, after_epoch)
             return engine, run.all(found)
 
 
@@ -100,6 +104,7 @@ class _Run:
     metrics: Metrics
     reporter: Reporter
     checkpoint_seconds: float
+    after_epoch: AfterEpoch | None
     began: float = 0.0
     saved: float = 0.0
     looked: float = 0.0
@@ -131,7 +136,8 @@ class _Run:
                 self.look(epoch, turn + 1, signals)
         means, seconds = engine.means(), time.perf_counter() - began
         row = {"epoch": epoch + 1, **means, "lr": engine.last_rate, "seconds": seconds}
-        self.metrics.add(row | {"images_per_second": sum(engine.sizes[first:]) / seconds})
+        row["images_per_second"] = sum(engine.sizes[first:]) / seconds
+        self.metrics.add(row if self.after_epoch is None else row | self.after_epoch(engine, self.metrics.history))
         self.reporter.update(epoch + 1, means, force=epoch + 1 == engine.recipe.epochs)
         self.look(epoch + 1, 0, signals)
 
@@ -168,7 +174,7 @@ class _Run:
                 "shape": list(data.images.shape[1:]),
                 "mean": list(data.mean),
                 "std": list(data.std),
-                "classes": list(data.classes),
+                "classes": list(data.classes) if isinstance(data, ImageSet) else [],
             },
             seconds=time.perf_counter() - self.began,
         )

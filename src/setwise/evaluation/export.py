@@ -1,0 +1,311 @@
+"""An encoder as files that need no setwise checkpoint: weights and their description, and one ONNX graph."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import importlib
+import json
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from setwise import encoders
+from setwise.checks import check_number, check_option
+from setwise.training.checkpoint import replacing
+
+FORMAT = "setwise encoder 1"
+WEIGHTS, CONFIG, ONNX = "encoder.safetensors", "config.json", "encoder.onnx"
+GIVEN = {"name", "stem", "mean", "std", "classes"}  # fields that the caller of ``export`` knows
+FOUND = {"format", "setwise", "channels", "size", "features", "weights_sha256", "onnx"}  # and those that it finds out
+OPSET = 18  # what the exporter writes without converting, and runtimes of 2023 already read
+TOLERANCE = 1e-4  # of the largest feature; float32 sums in another order differ by about 1e-6
+BATCHES = (1, 2, 5)  # the graph is traced with 2 images and must take any number
+
+
+def export(
+    encoder: nn.Module,
+    config: dict[str, Any],
+    folder: str | os.PathLike[str],
+    *,
+    image_shape: tuple[int, int, int],
+    onnx: bool = True,
+) -> dict[str, Path]:
+    """Write ``encoder.safetensors``, ``config.json`` and, with ``onnx``, ``encoder.onnx``; their paths by kind.
+
+    ``config`` says what the encoder is: its ``name`` and ``stem`` for ``encoders.create``, ``mean`` and ``std`` of
+    its images, and the names of the ``classes`` it saw. ``image_shape`` is (C, H, W). The weights are float32 and
+    have the names of the state_dict; the encoder itself is left as it is.
+
+    The graph takes float32 images in [0, 1], [B, C, H, W] for any B, and normalises them itself: the one file is all
+    that is needed to use it. ``config.json`` states how far its features are from torch's.
+
+    Everything is written under other names, read back and compared with the encoder on random images before it
+    appears, each file whole or not at all and ``config.json`` last. An ``encoder.onnx`` of an earlier export does
+    not stay beside weights that it does not have.
+    """
+    from safetensors.torch import save
+
+    if onnx:
+        _check_packages()
+    about = _described(config, image_shape)
+    folder = Path(folder)
+    whole = _Normalised(copy.deepcopy(encoder).to("cpu", torch.float32), about).eval()
+    tensors = {name: x.detach().contiguous() for name, x in whole.encoder.state_dict().items()}
+    _build(about, tensors, "the encoder")  # an error before anything is written
+    probes = [torch.rand(n, *image_shape, generator=torch.Generator().manual_seed(n)) for n in BATCHES]
+    expected = [whole(images) for images in probes]
+    if not all(bool(x.isfinite().all()) for x in expected):
+        raise ValueError("expected finite features of random images, got NaN or infinite ones; has training diverged?")
+    about["features"] = expected[0].shape[1]
+    with ExitStack() as files:
+        config_path = files.enter_context(replacing(folder / CONFIG))  # the first to be entered is the last to appear
+        graph_path = files.enter_context(replacing(folder / ONNX)) if onnx else None
+        weights_path = files.enter_context(replacing(folder / WEIGHTS))
+        weights_path.write_bytes(save(tensors))
+        about["weights_sha256"] = _sha256(weights_path.read_bytes())
+        if graph_path is not None:
+            graph_path.write_bytes(_graph(whole, image_shape))
+            about["onnx"] = _compared(graph_path.read_bytes(), probes, expected)
+        config_path.write_text(json.dumps(about, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        loaded = _Normalised(_read(config_path, weights_path), about)
+        _difference([loaded(images) for images in probes], expected, WEIGHTS)
+    if not onnx:
+        (folder / ONNX).unlink(missing_ok=True)
+    return {"weights": folder / WEIGHTS, "config": folder / CONFIG} | ({"onnx": folder / ONNX} if onnx else {})
+
+
+def load_encoder(folder: str | os.PathLike[str]) -> nn.Module:
+    """The encoder that ``export`` wrote, in eval mode on the CPU. It takes images normalised by its config's numbers.
+
+    Only numbers and names are read, nothing is executed. Files that are missing, damaged, foreign or not of one
+    export raise a ValueError that says so.
+    """
+    return _read(Path(folder) / CONFIG, Path(folder) / WEIGHTS)
+
+
+def load_config(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """What ``export`` wrote about the encoder, checked."""
+    return _read_config(Path(folder) / CONFIG)
+
+
+class _Normalised(nn.Module):
+    """The encoder of images in [0, 1]."""
+
+    def __init__(self, encoder: nn.Module, about: dict[str, Any]) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.mean: Tensor
+        self.std: Tensor
+        for name in ("mean", "std"):
+            self.register_buffer(name, torch.tensor(about[name], dtype=torch.float32).view(-1, 1, 1))
+
+    @torch.no_grad()
+    def forward(self, images: Tensor) -> Tensor:
+        """Features [B, F] of images [B, C, H, W]."""
+        features: Tensor = self.encoder((images - self.mean) / self.std)
+        return features
+
+
+def _described(config: dict[str, Any], image_shape: tuple[int, int, int]) -> dict[str, Any]:
+    """The config with what is known before the export; checked."""
+    if not isinstance(config, dict) or set(config) != GIVEN:
+        got = sorted(config) if isinstance(config, dict) else type(config).__name__
+        raise ValueError(f"expected a config with the fields {', '.join(sorted(GIVEN))}, got {got}")
+    if len(image_shape) != 3:
+        raise ValueError(f"expected image_shape as (C, H, W), got {image_shape!r}")
+    channels, *size = image_shape
+    about = {
+        "format": FORMAT,
+        "setwise": sys.modules["setwise"].__version__,  # rooms do not import the package that they are rooms of
+        "name": config["name"],
+        "stem": config["stem"],
+        "channels": channels,
+        "size": list(size),
+        "features": None,
+        **{x: list(config[x]) if isinstance(config[x], tuple) else config[x] for x in ("mean", "std", "classes")},
+        "weights_sha256": None,
+        "onnx": None,
+    }
+    _check_config(about | {"features": 1, "weights_sha256": ""})
+    return about
+
+
+def _check_config(about: dict[str, Any]) -> None:
+    """Raise unless an encoder can be built by it."""
+    check_option(about["name"], encoders.NAMES, "name")
+    check_option(about["stem"], ("imagenet", "cifar"), "stem")
+    if not isinstance(about["size"], list) or len(about["size"]) != 2:
+        raise ValueError(f"expected size as [H, W], got {about['size']!r}")
+    for name, value in (
+        ("channels", about["channels"]),
+        ("features", about["features"]),
+        *(("size", x) for x in about["size"]),
+    ):
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ValueError(f"expected {name} to be a positive integer, got {value!r}")
+    for name in ("mean", "std"):
+        if not isinstance(about[name], list) or len(about[name]) != about["channels"]:
+            raise ValueError(f"expected {name} as {about['channels']} numbers, one a channel, got {about[name]!r}")
+    for value in about["mean"]:
+        check_number(value, "mean")
+    for value in about["std"]:
+        check_number(value, "std", above=0)
+    if not isinstance(about["classes"], list) or not all(isinstance(x, str) for x in about["classes"]):
+        raise ValueError(f"expected classes as a list of names, got {about['classes']!r:.100}")
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    foreign = f"expected what `setwise export` writes at {path}, got "
+    try:
+        about = json.loads(_bytes(path).decode())
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"{foreign}a file that is not JSON ({error})") from error
+    if not isinstance(about, dict) or about.get("format") != FORMAT:
+        raise ValueError(f'{foreign}a file without "format": "{FORMAT}"')
+    if set(about) != GIVEN | FOUND:
+        raise ValueError(f"{foreign}a difference in the fields {', '.join(sorted(set(about) ^ (GIVEN | FOUND)))}")
+    try:
+        _check_config(about)
+    except ValueError as error:
+        raise ValueError(f"{foreign}a field that makes no sense: {error}") from error
+    return about
+
+
+def _read(config: Path, weights: Path) -> nn.Module:
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    about, data = _read_config(config), _bytes(weights)
+    if _sha256(data) != about["weights_sha256"]:
+        raise ValueError(
+            f"expected {weights} to be the file that {config.name} was written with, got other bytes; "
+            "it is damaged or of another export, export again"
+        )
+    try:
+        tensors = load(data)
+    except (SafetensorError, ValueError) as error:
+        raise ValueError(f"expected a safetensors file at {weights}, got one that is damaged ({error})") from error
+    model = _build(about, tensors, str(weights))
+    if model.features != about["features"]:
+        raise ValueError(f"expected {model.features} features for {about['name']}, got {about['features']} in {config}")
+    return model
+
+
+def _build(about: dict[str, Any], tensors: dict[str, Tensor], source: str) -> nn.Module:
+    """The encoder of this description with these weights, in eval mode."""
+    # Without memory at first: what a foreign config asks for is compared with what is there before it is allocated.
+    with torch.device("meta"):
+        model = encoders.create(about["name"], channels=about["channels"], stem=about["stem"])
+    wanted = {name: (tuple(x.shape), x.dtype) for name, x in model.state_dict().items()}
+    found = {name: (tuple(x.shape), x.dtype) for name, x in tensors.items()}
+    for name in sorted(wanted.keys() | found.keys()):
+        if wanted.get(name) != found.get(name):
+            want, got = (f"{x[1]} {x[0]}" if x else "no such tensor" for x in (wanted.get(name), found.get(name)))
+            raise ValueError(
+                f"expected the weights of {about['name']} ({about['channels']} channels, stem {about['stem']!r}) in "
+                f"{source}, got {name} as {got}, not {want}"
+            )
+    model.load_state_dict(tensors, assign=True)
+    return model.eval()
+
+
+def _graph(model: nn.Module, image_shape: tuple[int, int, int]) -> bytes:
+    """The model as ONNX, for any number of images."""
+    with _quiet():
+        program = torch.onnx.export(
+            model,
+            (torch.zeros(2, *image_shape),),
+            input_names=["images"],
+            output_names=["features"],
+            dynamic_shapes={"images": {0: torch.export.Dim("batch")}},
+            opset_version=OPSET,
+            dynamo=True,
+            verbose=False,
+        )
+    data: bytes = program.model_proto.SerializeToString()  # type: ignore[union-attr]
+    return data
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what the exporter is known to say about itself and not about the model."""
+    logger = logging.getLogger("torch.onnx._internal.exporter._registration")
+
+    def of_torchvision(record: logging.LogRecord) -> bool:
+        return "torchvision is not installed" not in record.getMessage()
+
+    logger.addFilter(of_torchvision)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning)
+            yield
+    finally:
+        logger.removeFilter(of_torchvision)
+
+
+def _compared(data: bytes, probes: list[Tensor], expected: list[Tensor]) -> dict[str, Any]:
+    """What onnxruntime makes of the graph, against torch's features: for ``config.json``."""
+    runtime = importlib.import_module("onnxruntime")
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = 1  # a few images; its threads would spin
+    session = runtime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    (images,) = session.get_inputs()
+    if isinstance(images.shape[0], int):
+        raise RuntimeError(f"expected a graph for any number of images, got one for {images.shape[0]}")
+    found = [torch.from_numpy(session.run(None, {"images": x.numpy()})[0]) for x in probes]
+    largest, relative = _difference(found, expected, ONNX)
+    return {
+        "sha256": _sha256(data),
+        "opset": OPSET,
+        "onnxruntime": runtime.__version__,
+        "max_abs_difference": largest,
+        "relative_difference": relative,
+    }
+
+
+def _difference(found: list[Tensor], expected: list[Tensor], name: str) -> tuple[float, float]:
+    """The largest difference, itself and relative to the largest feature; an error if that is too much."""
+    pairs = list(zip(found, expected, strict=True))
+    for got, want in pairs:
+        if got.shape != want.shape:
+            raise RuntimeError(f"expected features of shape {tuple(want.shape)} from {name}, got {tuple(got.shape)}")
+    largest = max(float((got - want).abs().max()) for got, want in pairs)
+    scale = max(float(want.abs().max()) for want in expected)
+    relative = largest / scale if scale else largest
+    if not relative <= TOLERANCE:
+        raise RuntimeError(
+            f"expected {name} to give the encoder's features to {TOLERANCE:g} of the largest, got a difference of "
+            f"{largest:.3g}, {relative:.3g} of it; nothing was written"
+        )
+    return largest, relative
+
+
+def _check_packages() -> None:
+    for name in ("onnx", "onnxscript", "onnxruntime"):
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            raise ModuleNotFoundError(
+                f"expected onnx, onnxscript and onnxruntime to write ONNX, got {error}; "
+                "pip install 'setwise[onnx]', or leave it out with onnx=False"
+            ) from error
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+        raise ValueError(f"expected an exported encoder, got no file {path}; `setwise export` writes one") from error
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,123 @@
+"""Features of a whole data set by a frozen encoder, and the proof that it was frozen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import chain
+
+import torch
+from torch import Tensor, nn
+
+from setwise.checks import check_count, check_option
+from setwise.data import ImageSet
+from setwise.recipe import PRECISIONS
+from setwise.views import preset
+
+
+def extract(
+    encoder: nn.Module,
+    image_set: ImageSet,
+    *,
+    device: torch.device | str,
+    precision: str = "float32",
+    batch: int = 1024,
+) -> Tensor:
+    """Features [N, F] of every image, float32 on ``device``: eval mode, normalised images, nothing random.
+
+    ``encoder`` is on ``device`` already, and each of its parts has its own mode again afterwards. ``precision`` is
+    what it computes in: "float32" (on a GPU too, without TF32), "bfloat16" by autocast, or "float64" for an encoder
+    of that dtype. ``batch`` images are computed at a time; in eval mode a sample's features depend on no other
+    sample, so it changes nothing but the rounding.
+    """
+    check_option(precision, PRECISIONS, "precision")
+    check_count(batch, "batch")
+    if not len(image_set):
+        raise ValueError(f"expected at least one image, got none in {image_set!r}")
+    device = torch.empty(0, device=device).device  # "cuda" becomes "cuda:0", as tensors call it
+    dtype = torch.float64 if precision == "float64" else torch.float32
+    _check_encoder(encoder, device, dtype)
+    views = preset("none", mean=image_set.mean, std=image_set.std)
+    autocast = torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16")
+    found = []
+    with evaluating(encoder), _without_tf32(device), torch.no_grad(), autocast:
+        for images in torch.split(image_set.images, batch):
+            samples = torch.zeros(len(images), dtype=torch.int64, device=device)  # nothing is drawn from them
+            x = views(images.to(device), samples=samples, seed=0, epoch=0, channels_last=device.type == "cuda")
+            features = encoder(x.to(dtype))
+            if features.ndim != 2 or len(features) != len(images):
+                raise ValueError(
+                    f"expected features of shape ({len(images)}, F) from the encoder, got {tuple(features.shape)}"
+                )
+            found.append(features.float())
+    return torch.cat(found)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Eval mode inside the block; every module's own mode afterwards, also after an error."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+@contextmanager
+def frozen(encoder: nn.Module) -> Iterator[None]:
+    """Raise RuntimeError if a parameter or buffer of ``encoder`` has other bits, or is another, after the block.
+
+    with frozen(encoder):
+        features = extract(encoder, data, device="cuda")
+    """
+    before = {name: x.detach().clone() for name, x in _tensors(encoder)}
+    yield
+    after = dict(_tensors(encoder))
+    for name in sorted(before.keys() | after.keys()):
+        if name not in before or name not in after:
+            what = "appeared" if name in after else "disappeared"
+        elif not _same_bits(before[name], after[name].detach()):
+            what = "changed"
+        else:
+            continue
+        raise RuntimeError(
+            f"expected a frozen encoder, but {name} {what}; was it in training mode, or given to an optimiser?"
+        )
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    return chain(model.named_parameters(), model.named_buffers())
+
+
+def _same_bits(a: Tensor, b: Tensor) -> bool:
+    """Equal as bytes: NaN is the same as itself and -0 is not 0."""
+    if (a.shape, a.dtype, a.device) != (b.shape, b.dtype, b.device):
+        return False
+    return torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
+
+
+def _check_encoder(encoder: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+    for name, x in _tensors(encoder):
+        if x.device != device:
+            raise ValueError(f"expected the encoder on {device}, got {name} on {x.device}; move it with .to()")
+        if x.is_floating_point() and x.dtype != dtype:
+            raise ValueError(
+                f"expected an encoder of {dtype} for this precision, got {name} of {x.dtype}; "
+                "convert it with .float() or .double()"
+            )
+
+
+@contextmanager
+def _without_tf32(device: torch.device) -> Iterator[None]:
+    """Convolutions in float32 proper; cuDNN's default rounds what it multiplies to 10 bits."""
+    if device.type != "cuda":
+        yield
+        return
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = before

@@ -1,0 +1,73 @@
+"""Weighted nearest neighbours, a check of features that needs no training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from setwise.checks import check_count, check_number
+from setwise.evaluation.inputs import check_splits
+from setwise.similarity import normalize
+
+# Votes are counted in integers, in this part of the nearest neighbour's: sums of integers do not depend on their
+# order, which a GPU does not keep. 2^40 is finer than float32 by far, and 2^23 neighbours' sum still fits.
+ONE_VOTE = 2.0**40
+
+
+@torch.no_grad()
+def knn_accuracy(
+    train_x: Tensor,
+    train_y: Tensor,
+    test_x: Tensor,
+    test_y: Tensor,
+    *,
+    classes: int,
+    k: Sequence[int] = (20, 200),
+    temperature: float = 0.1,
+    chunk: int = 1024,
+) -> dict[int, float]:
+    """Share of test samples that their k nearest training samples classify correctly, in [0, 1], for each k.
+
+        class of z  =  argmax_c  sum over the k nearest x_i with y_i = c of exp(cos(z, x_i) / temperature)
+
+    Wu et al. 2018, section 3.4, with the k and the temperature of today's libraries. Features are [N, F] and [M, F],
+    labels int64. A k larger than N is clipped to N: all training samples vote, and the result still has the k that
+    was asked for as its key. A zero vector has similarity 0 to all.
+
+    Neighbours equally near are taken in the order of the training samples, and of classes with equal votes the
+    first wins. Similarities are computed in float64 and rounded to float32, so that copies of a sample are equally
+    near wherever they stand, and ``chunk``, the test samples worked on at a time, does not matter.
+    """
+    check_splits(train_x, train_y, test_x, test_y, classes)
+    check_number(temperature, "temperature", above=0)
+    check_count(chunk, "chunk")
+    if not k:
+        raise ValueError("expected at least one k, got none")
+    for count in k:
+        check_count(count, "k")
+    train = normalize(train_x.double())
+    right = dict.fromkeys(k, 0)
+    for x, y in zip(torch.split(test_x, chunk), torch.split(test_y, chunk), strict=True):
+        similarity = (normalize(x.double()) @ train.mT).float()
+        near, index = _nearest(similarity, min(max(k), len(train)))
+        labels = train_y[index]
+        # Relative to the nearest one, which changes no decision and cannot overflow.
+        weights = ((near.double() - near[:, :1]) / temperature).exp().mul_(ONE_VOTE).round_().long()
+        for count in right:
+            votes = weights.new_zeros(len(x), classes).scatter_add_(1, labels[:, :count], weights[:, :count])
+            right[count] += int((votes.argmax(1) == y).sum())
+    return {count: hits / len(test_x) for count, hits in right.items()}
+
+
+def _nearest(similarity: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest entries of each row and their columns [B, k], largest first, equal ones by column."""
+    values, index = similarity.topk(k, dim=1)
+    # topk may take any of the entries that equal its last one, and puts equal ones in any order.
+    cut = (similarity >= values[:, -1:]).sum(1) > k
+    if cut.any():
+        index[cut] = similarity[cut].sort(dim=1, descending=True, stable=True).indices[:, :k]
+    index = index.sort(dim=1).values
+    values, order = similarity.gather(1, index).sort(dim=1, descending=True, stable=True)
+    return values, index.gather(1, order)

@@ -1,0 +1,214 @@
+"""Instance matching from its recipe to its record: the paper's Table 1, and what lies beyond it.
+
+The epoch is chosen by the validation split's matching accuracy; its test accuracy is what counts. Then, with that
+epoch's weights: the quadratic assignment, whose weight is chosen on the validation split too, and both assignments
+averaged over many held-out sets where the data has any (one set of 220 is too noisy to tell losses apart).
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from setwise import methods
+from setwise.data import ImageSet, MatchedSet, load, load_matched, matched_halves
+from setwise.evaluation.features import extract
+from setwise.evaluation.matching import choose_weight, match, match_quadratic
+from setwise.experiments import records
+from setwise.experiments.matching_page import write_page
+from setwise.methods import Matching
+from setwise.recipe import Recipe
+from setwise.training.checkpoint import replacing
+from setwise.training.engine import Engine
+from setwise.training.loop import train
+from setwise.training.processes import Processes
+
+BEST = "best.safetensors"  # the weights of the chosen epoch
+HELD_OUT = 20  # sets
+WEIGHTS = (0.0, 0.5, 1.0, 2.0, 4.0, 8.0)  # of the quadratic term, to choose from
+
+
+@dataclass(frozen=True)
+class MatchingData:
+    """The three splits by identity, and further identities that no split has, in sets as large as the test split."""
+
+    train: MatchedSet
+    val: MatchedSet
+    test: MatchedSet
+    held_out: list[MatchedSet]
+
+
+def matching_data(recipe: Recipe, root: Path | None) -> MatchingData:
+    """The recipe's data: CUHK-03's two cameras, or the halves of the images of any other set.
+
+    Halves of a set's own test images are the held-out sets; CUHK-03 has none.
+    """
+    train_set, val, test = (
+        load_matched(recipe.data, root, split=split, seed=recipe.split_seed, instances=recipe.instances)
+        for split in ("train", "val", "test")
+    )
+    held_out = []
+    if not train_set.name.startswith("cuhk03"):
+        more = matched_halves(load(recipe.data, root, split="test"))
+        count = min(HELD_OUT, len(more) // len(test))
+        held_out = [
+            more.select(torch.arange(i * len(test), (i + 1) * len(test)), split="held out") for i in range(count)
+        ]
+    return MatchingData(train_set, val, test, held_out)
+
+
+class _Embedder(nn.Module):
+    """A matching method as an encoder of single images."""
+
+    def __init__(self, method: Matching) -> None:
+        super().__init__()
+        self.method = method
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.method.embed(images)
+
+
+def embed(method: Matching, data: MatchedSet, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Embeddings [N, E] of the first shot of every identity in both views, on the CPU."""
+    double = next(method.parameters()).dtype == torch.float64
+    found = []
+    for images in (data.first_a, data.first_b):
+        labels = torch.zeros(len(images), dtype=torch.int64)
+        one = ImageSet(data.name, data.split, images, labels, ("any",), data.mean, data.std)
+        z = extract(_Embedder(method), one, device=device, precision="float64" if double else "float32")
+        found.append(z.cpu())
+    return found[0], found[1]
+
+
+def untrained(recipe: Recipe, data: MatchedSet, seed: int) -> Matching:
+    """The method before its first step."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        method = methods.create(recipe, data)
+    assert isinstance(method, Matching)
+    return method
+
+
+def run_matching(
+    recipe: Recipe,
+    folder: Path,
+    *,
+    name: str,
+    seed: int,
+    device: torch.device,
+    root: Path | None = None,
+    resume: bool = False,
+    processes: Processes | None = None,
+    capture: bool = True,
+    checkpoint_seconds: float = 60.0,
+    tensorboard: bool = False,
+    quiet: bool = False,
+    evaluate: bool = True,
+) -> dict[str, Any]:
+    """Train, choose the epoch, match the test split both ways, write the record and the page; the record."""
+    data = matching_data(recipe, root)
+    processes = processes or Processes()
+
+    def after_epoch(engine: Engine, history: list[dict[str, Any]]) -> dict[str, float]:
+        assert isinstance(engine.method, Matching)
+        val, test = (match(*embed(engine.method, split, device)).accuracy for split in (data.val, data.test))
+        if processes.first and val > max((row["val_accuracy"] for row in history), default=-1.0):
+            _keep(folder / BEST, engine.method)
+        return {"val_accuracy": val, "test_accuracy": test}
+
+    engine, last = train(
+        recipe,
+        data.train,
+        folder,
+        seed=seed,
+        device=device,
+        resume=resume,
+        processes=processes,
+        capture=capture,
+        checkpoint_seconds=checkpoint_seconds,
+        tensorboard=tensorboard,
+        quiet=quiet,
+        title=f"{name} seed {seed}",
+        after_epoch=after_epoch,
+    )
+    record: dict[str, Any] = {
+        "name": name,
+        "recipe": recipe.as_json(),
+        "seed": seed,
+        "precision": engine.precision,
+        "processes": processes.size,
+        **records.surroundings(device),
+        "data": {
+            "name": data.train.name,
+            **{split: len(getattr(data, split)) for split in ("train", "val", "test")},
+            "held_out_sets": len(data.held_out),
+        },
+        "timings": {"training_seconds": last.seconds},
+        "epochs": last.history,
+    }
+    if not evaluate or not processes.first:
+        record["final"] = {}
+        if processes.first:
+            records.write(folder, record)
+        return record
+    method = engine.method
+    assert isinstance(method, Matching)
+    _take(folder / BEST, method)
+    began = time.perf_counter()
+    record["final"] = evaluate_matching(method, data, last.history, device)
+    record["timings"]["evaluation_seconds"] = time.perf_counter() - began
+    records.write(folder, record)
+    start = untrained(recipe, data.train, seed).to(device)
+    write_page(folder, record, data.test, embed(start, data.test, device), embed(method, data.test, device))
+    return record
+
+
+def evaluate_matching(
+    method: Matching, data: MatchingData, history: list[dict[str, Any]], device: torch.device
+) -> dict[str, Any]:
+    """Accuracies of the chosen epoch's weights: linear and quadratic, on the test split and the held-out sets."""
+    best = max(history, key=lambda row: row["val_accuracy"])  # the first of equals
+    val, test = embed(method, data.val, device), embed(method, data.test, device)
+    found = match(*test)
+    weight = choose_weight([val], WEIGHTS)
+    final: dict[str, Any] = {
+        "best_epoch": best["epoch"],
+        "val_accuracy": match(*val).accuracy,
+        "test_accuracy": found.accuracy,
+        "quadratic_weight": weight,
+        "quadratic_val_accuracy": match_quadratic(*val, weight=weight).accuracy,
+        "quadratic_test_accuracy": match_quadratic(*test, weight=weight).accuracy,
+        **{f"rank{k}": share for k, share in found.rank.items()},
+        "mean_average_precision": found.mean_average_precision,
+        "greedy_accuracy": found.greedy_accuracy,
+        "greedy_gap": found.greedy_gap,
+        "margin": found.margin,
+    }
+    if data.held_out:
+        pairs = [embed(method, one, device) for one in data.held_out]
+        final["held_out_accuracy"] = statistics.fmean(match(*pair).accuracy for pair in pairs)
+        final["quadratic_held_out_accuracy"] = statistics.fmean(
+            match_quadratic(*pair, weight=weight).accuracy for pair in pairs
+        )
+    return final
+
+
+def _keep(path: Path, method: Matching) -> None:
+    from safetensors.torch import save_file
+
+    tensors = {name: x.detach().cpu().contiguous() for name, x in method.state_dict().items()}
+    with replacing(path) as temporary:
+        save_file(tensors, temporary)
+
+
+def _take(path: Path, method: Matching) -> None:
+    from safetensors.torch import load_file
+
+    if path.exists():  # there is none after no epoch at all
+        method.load_state_dict(load_file(path))

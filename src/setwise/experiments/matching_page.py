@@ -1,0 +1,110 @@
+"""The page of a matching run: which pairs went well and which did not, and the similarities before and after."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from setwise.data import MatchedSet
+from setwise.evaluation.matching import match
+from setwise.experiments.page import Page
+from setwise.similarity import pairwise
+
+PAIRS, SCALE, GAP = 8, 3, 6  # pairs shown, pixels a pixel, pixels between pictures
+SHOWN = 60  # identities of the similarity matrices
+
+
+def write_page(
+    folder: Path,
+    record: dict[str, Any],
+    data: MatchedSet,
+    before: tuple[Tensor, Tensor],
+    after: tuple[Tensor, Tensor],
+) -> Path:
+    """Write ``index.html`` into the run's folder, from embeddings before and after training; its path."""
+    final = record["final"]
+    page = Page(
+        f"{record['name']}, seed {record['seed']}",
+        lead=f"{final['test_accuracy']:.1%} of {len(data)} test identities matched by the optimal assignment, "
+        f"{final['quadratic_test_accuracy']:.1%} by the quadratic one.",
+    )
+    rows = [(name.replace("_", " "), value) for name, value in final.items()]
+    page.table(("measure", "value"), rows, caption="What was measured, with the weights of the chosen epoch")
+    epochs = record["epochs"]
+    page.curves(
+        "Matching accuracy",
+        {name: [(row["epoch"], row[f"{name}_accuracy"]) for row in epochs] for name in ("val", "test")},
+        x="epoch",
+        y="accuracy",
+        note="The epoch is chosen by the validation split.",
+    )
+    names = [name for name in ("loss", "pairwise", "regularizer") if epochs and name in epochs[0]]
+    page.curves("Loss", {name: [(row["epoch"], row[name]) for row in epochs] for name in names}, x="epoch", y="loss")
+    z_a, z_b = after
+    found = match(z_a, z_b)
+    own = pairwise(z_a, z_b, similarity="euclidean")
+    true = own.diagonal()
+    wrong = (found.assignment != torch.arange(len(data))).nonzero().flatten()
+    worst = wrong[true[wrong].argsort(descending=True)][:PAIRS]
+    right = (found.assignment == torch.arange(len(data))).nonzero().flatten()
+    best = right[true[right].argsort()][:PAIRS]
+    if len(worst):
+        page.picture(
+            _png(_grid([data.first_a[worst], data.first_b[found.assignment[worst]], data.first_b[worst]])),
+            alt="rows of three: view A, the partner it was given, its true partner",
+            caption="The worst: view A, the wrong partner it was given, and its true partner.",
+        )
+    if len(best):
+        page.picture(
+            _png(_grid([data.first_a[best], data.first_b[best]])),
+            alt="pairs of view A and view B that were matched best",
+            caption="The best: the closest of the pairs that were matched.",
+        )
+    for title, embeddings in (("before training", before), ("after training", after)):
+        a, b = (z[:SHOWN] for z in embeddings)
+        page.picture(
+            _png(_matrices([pairwise(*pair, similarity="euclidean") for pair in ((a, b), (a, a), (b, b))])),
+            alt=f"distances between A and B, within A, within B, {title}",
+            caption=f"Distances {title} (dark is close): between A and B, within A, within B; "
+            f"the first {len(a)} identities. Equal structures are what set-level terms ask for.",
+        )
+    path = folder / "index.html"
+    page.write(path)
+    return path
+
+
+def _grid(rows: list[Tensor]) -> Tensor:
+    """Images [n, C, H, W] of each row side by side, one group a column: uint8 [3, H', W']."""
+    columns = []
+    for group in zip(*(x.cpu() for x in rows), strict=True):
+        column = [torch.nn.functional.pad(x.expand(3, -1, -1), (0, GAP // SCALE, 0, 1), value=255) for x in group]
+        columns.append(torch.cat(column, 2 if _tall(group[0]) else 1))
+    return _enlarged(torch.cat(columns, 2))
+
+
+def _tall(image: Tensor) -> bool:
+    """Whether a group's images stand beside each other: those that are higher than wide."""
+    return image.shape[1] >= 1.5 * image.shape[2]
+
+
+def _matrices(matrices: list[Tensor]) -> Tensor:
+    """Matrices as grey pictures on one scale, side by side."""
+    top = max(float(m.max()) for m in matrices) or 1.0
+    pictures = [(m / top * 255).clamp(0, 255).to(torch.uint8)[None].expand(3, -1, -1) for m in matrices]
+    return _enlarged(torch.cat([torch.nn.functional.pad(x, (0, GAP // SCALE), value=255) for x in pictures], 2))
+
+
+def _enlarged(image: Tensor) -> Tensor:
+    return image.repeat_interleave(SCALE, 1).repeat_interleave(SCALE, 2)
+
+
+def _png(image: Tensor) -> bytes:
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(image.permute(1, 2, 0).contiguous().numpy()).save(file, "PNG")
+    return file.getvalue()

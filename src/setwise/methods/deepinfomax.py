@@ -1,0 +1,151 @@
+"""Deep InfoMax (Hjelm et al. 2019), its local objective: features that can be told to belong to their feature map."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, cast, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import conv2d, linear, relu, softplus
+
+from setwise.checks import check_count
+from setwise.kernels.views import BLOCKS
+from setwise.methods.method import Batch, Method
+from setwise.views import Views
+from setwise.views.philox import words_of
+
+PRIOR_WEIGHT = 0.1  # of matching the prior; the local objective has weight 1
+LOCAL_WIDTH = 256
+PRIOR_WIDTHS = (512, 128)
+# The draws' place among Philox counters, whose last word is 16 view + block: view numbers that nobody has come to by
+# counting, and of their sixteen blocks those from BLOCKS on, which no view uses, whatever its number.
+FIRST_VIEW = 2**27
+WORD_BITS = 24  # of the 32 that are used: float32 holds them exactly, and below 1
+
+
+@runtime_checkable
+class Divided(Protocol):
+    """An encoder in two parts: ``forward(x) == rest(first(x))``."""
+
+    def first(self, images: Tensor) -> Tensor:
+        """The first layer's feature map [B, C, H, W]: convolution, BatchNorm, ReLU, and no pool yet."""
+
+    def rest(self, feature_map: Tensor) -> Tensor:
+        """Features [B, F]."""
+
+
+class _Reversed(torch.autograd.Function):
+    """The identity, through which gradients change their sign (Ganin and Lempitsky 2015)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return -grad
+
+
+def prior_draws(samples: Tensor, features: int, *, seed: Tensor, epoch: Tensor) -> Tensor:
+    """Uniform numbers in [0, 1), [B, F] float32, of each sample on its own: from (seed, epoch, sample) alone.
+
+    ``samples`` [B], ``seed`` and ``epoch`` [] int64. The same bits in any batch and on any device.
+    """
+    place = torch.arange(-(-features // 4), device=samples.device)  # of counters, of which each gives four words
+    free = 16 - BLOCKS
+    last = 16 * (FIRST_VIEW + place // free) + BLOCKS + place % free
+    words = words_of(samples, seed, epoch, last[:, None])  # [4, F / 4, B]
+    words = words.permute(2, 1, 0).flatten(1)[:, :features]
+    return (words >> (32 - WORD_BITS)).float() * 2.0**-WORD_BITS
+
+
+class LocalDiscriminator(nn.Module):
+    """A score of every place of a feature map, with the features of an image: 1 x 1 convolutions of both, stacked."""
+
+    def __init__(self, channels: int, features: int) -> None:
+        super().__init__()
+        self.channels = channels
+        self.first = nn.Conv2d(channels + features, LOCAL_WIDTH, 1)
+        self.second = nn.Conv2d(LOCAL_WIDTH, LOCAL_WIDTH, 1)
+        self.last = nn.Conv2d(LOCAL_WIDTH, 1, 1)
+
+    def forward(self, feature_map: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Scores [B, 1, H, W] of each feature map with its own features, and with those of the image before.
+
+        The first layer is linear: it is computed once for the maps and once for the features, which are the same at
+        every place, and nothing is stacked. For the second scores the latter are moved, which are the smaller.
+        """
+        weight = self.first.weight
+        places = conv2d(feature_map, weight[:, : self.channels], self.first.bias)
+        whole = linear(features, weight[:, self.channels :, 0, 0])[:, :, None, None]
+        own, other = (self.last(relu(self.second(relu(places + x)))) for x in (whole, whole.roll(1, 0)))
+        return own, other
+
+
+class DeepInfoMax(Method):
+    r"""Local mutual information by the Jensen-Shannon estimator, and features matched to a uniform prior.
+
+        local = mean softplus(-T(M_i, y_i)) + mean softplus(T(M_{i+1}, y_i))
+        prior = mean softplus(-D(u_i)) + mean softplus(D(y_i)),    u_i uniform in [0, 1)^F
+        loss  = local + 0.1 prior
+
+    M_i is the first layer's feature map of image i of the batch, y_i its features, i + 1 counted around the batch; the
+    scores T and D are trained beside the encoder. ``adversarial``, as published: D minimises ``prior`` and the encoder
+    maximises it, in one backward pass, in which the gradient changes its sign between the two. Otherwise both minimise
+    it: then the encoder helps D to tell its features from the prior's, which is not what the term is for, but it is
+    what the code base that the paper's authors used does, and so the way to the paper's number.
+
+    ``channels`` are the images'. Over many processes, i + 1 is counted around the part of the batch that each one has.
+    """
+
+    def __init__(self, encoder: nn.Module, features: int, channels: int, views: Views, *, adversarial: bool) -> None:
+        super().__init__()
+        check_count(features, "features")
+        check_count(channels, "channels")
+        if not isinstance(encoder, Divided):
+            raise ValueError(
+                "expected an encoder with the methods first(images) and rest(feature_map), whose first layer gives "
+                f"the local features, got {type(encoder).__name__}; setwise's encoders have them"
+            )
+        self.encoder, self.views, self.adversarial = encoder, views, adversarial
+        self.local = LocalDiscriminator(_width(encoder, channels), features)
+        a, b = PRIOR_WIDTHS
+        self.prior = nn.Sequential(nn.Linear(features, a), nn.ReLU(), nn.Linear(a, b), nn.ReLU(), nn.Linear(b, 1))
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        """The loss and its two parts, before their weights; ``prior`` is what the discriminator minimises."""
+        if len(batch.images) < 2:
+            raise ValueError(
+                "expected at least two images, whose feature maps are compared, got 1; drop the last batch"
+            )
+        encoder = cast(Divided, self.encoder)
+        feature_map = encoder.first(batch.view(self.views))
+        y = encoder.rest(feature_map)
+        own, other = self.local(feature_map, y)
+        local = _told_apart(own, other)
+        draws = prior_draws(batch.samples, y.shape[1], seed=batch.seed, epoch=batch.epoch).to(y.dtype)
+        prior = _told_apart(self.prior(draws), self.prior(_reversed(y) if self.adversarial else y))
+        return {"loss": local + PRIOR_WEIGHT * prior, "local": local, "prior": prior}
+
+
+def _told_apart(true: Tensor, false: Tensor) -> Tensor:
+    """-log sigmoid(true) - log(1 - sigmoid(false)), means of both; in float32 at least, also under autocast."""
+    true, false = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (true, false))
+    return softplus(-true).mean() + softplus(false).mean()
+
+
+def _reversed(x: Tensor) -> Tensor:
+    y: Tensor = _Reversed.apply(x)  # type: ignore[no-untyped-call]
+    return y
+
+
+@torch.no_grad()
+def _width(encoder: nn.Module, channels: int) -> int:
+    """Channels of the first layer's feature map: those of a black image's."""
+    training = encoder.training
+    encoder.eval()  # BatchNorm's statistics stay as they are
+    try:
+        black = next(encoder.parameters()).new_zeros(1, channels, 32, 32)
+        return cast(Divided, encoder).first(black).shape[1]
+    finally:
+        encoder.train(training)

@@ -1,0 +1,53 @@
+"""Instance matching: embeddings of two views of the same identities, such that the best assignment is the true one."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from setwise.data import MatchedSet
+from setwise.losses.modules import SetContrastive
+from setwise.methods.method import Batch, Method
+from setwise.similarity import normalize
+from setwise.views import Views
+from setwise.views.draw import below
+from setwise.views.philox import words_of
+
+# Views that nobody has come to by counting, for the choice of a shot; deepinfomax's draws begin at 2^27.
+SHOT_VIEW = 2**26
+
+
+def draw_shots(data: MatchedSet, rows: Tensor, *, seed: Tensor, epoch: Tensor) -> tuple[Tensor, Tensor]:
+    """One random shot of each view of the identities ``rows`` [B]: places of images [2B], and keys of their own [2B].
+
+    First all of view A, then all of view B. The choice depends on (seed, epoch, identity) alone.
+    """
+    words = words_of(rows, seed, epoch, 16 * SHOT_VIEW)[:2]  # [2, B]
+    shots = [side[rows] for side in (data.shots_a, data.shots_b)]
+    chosen = [
+        side.gather(1, below(word, (side >= 0).sum(1))[:, None])[:, 0] for side, word in zip(shots, words, strict=True)
+    ]
+    return torch.cat(chosen), torch.cat([2 * rows, 2 * rows + 1])
+
+
+class Matching(Method):
+    """Any ``loss(z_a, z_b)`` on unit vectors: encoder, one linear layer, length 1."""
+
+    def __init__(self, encoder: nn.Module, features: int, embedding: int, loss: nn.Module, views: Views) -> None:
+        super().__init__()
+        self.encoder, self.project = encoder, nn.Linear(features, embedding)
+        self.loss, self.views = loss, views
+
+    def embed(self, images: Tensor) -> Tensor:
+        """Unit vectors [B, E], float32 at least, of normalised images."""
+        z = self.project(self.encoder(images))
+        return normalize(z if z.dtype == torch.float64 else z.float())
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        """The loss, and its pairwise and set-level parts where it has them; ``batch`` is first all A, then all B."""
+        z_a, z_b = self.embed(batch.view(self.views)).chunk(2)
+        if isinstance(self.loss, SetContrastive):
+            return self.loss.terms(z_a, z_b)
+        return {"loss": cast(Tensor, self.loss(z_a, z_b))}

@@ -1,0 +1,196 @@
+"""Nearest neighbours: against scikit-learn, by hand, and where neighbours or votes are equal."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from sklearn.neighbors import KNeighborsClassifier
+
+from setwise.evaluation import knn_accuracy
+
+
+def clusters(n: int, *, classes: int = 5, dimensions: int = 6, seed: int = 0, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(seed)
+    centres = torch.randn(classes, dimensions, generator=torch.Generator().manual_seed(99))
+    y = torch.randint(classes, (n,), generator=generator)
+    x = centres[y] + 1.2 * torch.randn(n, dimensions, generator=generator)
+    return x.to(dtype), y
+
+
+@pytest.mark.parametrize("temperature", [0.1, 1.0])
+@pytest.mark.parametrize("k", [1, 7, 20, 150])
+def test_sample_by_sample_as_scikit_learn(k, temperature):
+    train, test = clusters(150), clusters(80, seed=1)
+    reference = KNeighborsClassifier(
+        k, metric="cosine", weights=lambda distance: np.exp((1 - distance) / temperature), algorithm="brute"
+    ).fit(*(x.double().numpy() if x.is_floating_point() else x.numpy() for x in train))
+    predicted = torch.from_numpy(reference.predict(test[0].double().numpy()))
+    for row, guess in enumerate(predicted):
+        one = slice(row, row + 1)
+        found = knn_accuracy(*train, test[0][one], guess[None], classes=5, k=(k,), temperature=temperature)
+        assert found == {k: 1.0}, row
+    accuracy = (predicted == test[1]).double().mean().item()
+    assert 0.3 < accuracy < 0.95  # neither trivial nor hopeless
+    assert knn_accuracy(*train, *test, classes=5, k=(k,), temperature=temperature) == {k: pytest.approx(accuracy)}
+
+
+def test_by_hand():
+    # Cosines with (1, 0): 1 for class 0, 0.8 twice for class 1; exp(1/T) > 2 exp(0.8/T) where T < 0.2 / log 2.
+    train_x = torch.tensor([[2.0, 0.0], [0.8, 0.6], [4.0, -3.0], [-1.0, 0.0]])
+    train_y = torch.tensor([0, 1, 1, 1])
+    query, label = torch.tensor([[5.0, 0.0]]), torch.tensor([0])
+    edge = 0.2 / math.log(2)
+    for temperature, expected in ((0.99 * edge, 1.0), (1.01 * edge, 0.0)):
+        found = knn_accuracy(train_x, train_y, query, label, classes=2, k=(1, 3), temperature=temperature)
+        assert found == {1: 1.0, 3: expected}
+
+
+@pytest.mark.parametrize("chunk", [1, 13, 79, 80, 10_000])
+def test_chunks_do_not_matter(chunk):
+    train, test = clusters(300), clusters(80, seed=1)
+    assert knn_accuracy(*train, *test, classes=5, chunk=chunk) == knn_accuracy(*train, *test, classes=5)
+
+
+def test_lengths_do_not_matter():
+    (train_x, train_y), (test_x, test_y) = clusters(300), clusters(80, seed=1)
+    scaled = train_x * 2.0 ** torch.arange(300).remainder(40).sub(20)[:, None]
+    expected = knn_accuracy(train_x, train_y, test_x, test_y, classes=5)
+    assert knn_accuracy(scaled, train_y, 1e-30 * test_x, test_y, classes=5) == expected
+
+
+def test_both_k_at_once_are_each_k_alone():
+    train, test = clusters(300), clusters(80, seed=1)
+    both = knn_accuracy(*train, *test, classes=5)
+    assert list(both) == [20, 200]
+    for k in both:
+        assert knn_accuracy(*train, *test, classes=5, k=(k,)) == {k: both[k]}
+
+
+def test_k_beyond_the_training_set_is_all_of_it():
+    train, test = clusters(30), clusters(80, seed=1)
+    found = knn_accuracy(*train, *test, classes=5, k=(30, 31, 10**9))
+    assert found[30] == found[31] == found[10**9]
+    assert list(found) == [30, 31, 10**9]
+
+
+def test_equal_neighbours_are_taken_in_order():
+    # 40 copies of one direction, of different lengths and in different places; the first k vote.
+    train_x = torch.tensor([[3.0, 4.0]]) * torch.arange(1, 41)[:, None]
+    train_y = torch.tensor([1] * 4 + [0] * 36)
+    query = torch.tensor([[0.6, 0.8]])
+    found = knn_accuracy(train_x, train_y, query, torch.tensor([1]), classes=2, k=(3, 7, 8, 40))
+    assert found == {3: 1.0, 7: 1.0, 8: 0.0, 40: 0.0}  # 4 against 3; 4 against 4, where the first class wins
+    # The same with other samples nearer than they are, and with the cut among the copies.
+    train_x = torch.cat([train_x, torch.tensor([[0.6, 0.81]])])
+    query = torch.tensor([[0.6, 0.81]])
+    train_y = torch.cat([train_y, torch.tensor([2])])
+    found = knn_accuracy(train_x, train_y, query, torch.tensor([1]), classes=3, k=(1, 5), temperature=10.0)
+    assert found == {1: 0.0, 5: 1.0}
+
+
+def test_of_classes_with_equal_votes_the_first_wins():
+    # Each of three classes has the same three weights, in another order of the samples.
+    angles = torch.tensor([0.1, 0.2, 0.3, 0.3, 0.1, 0.2, 0.2, 0.3, 0.1], dtype=torch.float64)
+    train_x = torch.stack([angles.cos(), angles.sin()], 1)
+    train_y = torch.arange(3).repeat_interleave(3)
+    query = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
+    for label, expected in ((0, 1.0), (1, 0.0), (2, 0.0)):
+        found = knn_accuracy(train_x, train_y, query, torch.tensor([label]), classes=3, k=(9,))
+        assert found == {9: expected}
+
+
+def test_copies_are_equally_near_wherever_they_stand():
+    # One direction in many lengths: their similarities to a query differ in the last bits unless these are cut off.
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(64, generator=generator)
+    train_x = x * (0.5 + torch.rand(301, 1, generator=generator, dtype=torch.float64))
+    train_y = torch.tensor([1] * 5 + [0] * 296)
+    test_x = x + torch.randn(200, 64, generator=generator, dtype=torch.float64)
+    found = knn_accuracy(train_x, train_y, test_x, torch.ones(200, dtype=torch.int64), classes=2, k=(5, 9, 10, 301))
+    assert found == {5: 1.0, 9: 1.0, 10: 0.0, 301: 0.0}
+
+
+def test_the_smallest_vote_counts():
+    # 1 against 1 + exp(-20): equal in float32.
+    train_x = torch.tensor([[1.0, 0.0], [1.0, 0.0], [-1.0, 0.0]])
+    train_y, query = torch.tensor([0, 1, 1]), torch.tensor([[1.0, 0.0]])
+    assert knn_accuracy(train_x, train_y, query, torch.tensor([1]), classes=2, k=(2, 3)) == {2: 0.0, 3: 1.0}
+
+
+def test_zero_features():
+    train_x, test_x = torch.zeros(6, 3), torch.zeros(2, 3)
+    train_y, test_y = torch.tensor([2, 1, 1, 0, 2, 2]), torch.tensor([1, 2])
+    # All similarities are 0: the first k samples have one vote each, and 2 wins where there is a majority.
+    found = knn_accuracy(train_x, train_y, test_x, test_y, classes=3, k=(1, 3, 6))
+    assert found == {1: 0.5, 3: 0.5, 6: 0.5}
+    assert knn_accuracy(train_x, train_y, test_x, torch.tensor([1, 1]), classes=3, k=(1, 3, 6)) == {1: 0, 3: 1, 6: 0}
+
+
+def test_a_tiny_temperature_is_the_nearest_neighbour():
+    train, test = clusters(300), clusters(80, seed=1)
+    found = knn_accuracy(*train, *test, classes=5, k=(1, 50), temperature=1e-6)
+    assert found[1] == found[50]
+
+
+def test_a_class_without_test_samples_and_one_without_training_samples():
+    train, (test_x, test_y) = clusters(100), clusters(80, seed=1)
+    keep = test_y != 3
+    found = knn_accuracy(*train, test_x[keep], test_y[keep], classes=7, k=(20,))
+    assert 0.4 < found[20] < 1
+
+
+def test_inputs_are_left_alone():
+    train, test = clusters(100), clusters(20, seed=1)
+    copies = [x.clone() for x in (*train, *test)]
+    knn_accuracy(*train, *test, classes=5)
+    assert all(torch.equal(a, b) for a, b in zip(copies, (*train, *test), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"k": ()}, "expected at least one k, got none"),
+        ({"k": (0,)}, "expected k to be None or a positive integer, got 0"),
+        ({"temperature": 0.0}, "expected temperature to be a finite number above 0"),
+        ({"chunk": 0}, "expected chunk to be"),
+        ({"classes": 4}, "expected train_y from 0 to 3 for 4 classes, got 0 to 4"),
+        ({"classes": 0}, "expected classes to be"),
+    ],
+)
+def test_bad_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        knn_accuracy(*clusters(100), *clusters(10, seed=1), **({"classes": 5} | options))
+
+
+def test_bad_tensors():
+    (train_x, train_y), (test_x, test_y) = clusters(100), clusters(10, seed=1)
+    broken = test_x.clone()
+    broken[3, 2] = float("nan")
+    broken[4, 0] = float("inf")
+    with pytest.raises(ValueError, match="expected test_x to be finite, got 2 NaN or infinite of 60 values"):
+        knn_accuracy(train_x, train_y, broken, test_y, classes=5)
+    with pytest.raises(ValueError, match=r"expected test_x of shape \(M, 6\) like train_x, got \(10, 5\)"):
+        knn_accuracy(train_x, train_y, test_x[:, :5], test_y, classes=5)
+    with pytest.raises(ValueError, match=r"expected test_x of torch\.float32 on cpu like train_x, got torch\.float64"):
+        knn_accuracy(train_x, train_y, test_x.double(), test_y, classes=5)
+    with pytest.raises(ValueError, match=r"expected train_x as a float32 or float64 tensor, got torch\.bfloat16"):
+        knn_accuracy(train_x.bfloat16(), train_y, test_x, test_y, classes=5)
+    with pytest.raises(ValueError, match=r"expected train_x of shape \(N, F\) .* got \(0, 6\)"):
+        knn_accuracy(train_x[:0], train_y[:0], test_x, test_y, classes=5)
+    with pytest.raises(ValueError, match=r"expected train_y as an int64 tensor of shape \(100,\) on cpu, .*int32"):
+        knn_accuracy(train_x, train_y.int(), test_x, test_y, classes=5)
+    with pytest.raises(ValueError, match=r"expected test_y .* got torch\.int64, \(9,\) on cpu"):
+        knn_accuracy(train_x, train_y, test_x, test_y[:9], classes=5)
+
+
+@pytest.mark.gpu
+def test_a_gpu_gives_the_same():
+    train, test = clusters(5000, dimensions=64), clusters(2000, dimensions=64, seed=1)
+    here = knn_accuracy(*train, *test, classes=5)
+    there = knn_accuracy(*(x.cuda() for x in (*train, *test)), classes=5)
+    for k in here:
+        assert there[k] == pytest.approx(here[k], abs=1 / 2000)
+    zeros = [torch.zeros_like(x) for x in (train[0], test[0])]
+    expected = knn_accuracy(zeros[0], train[1], zeros[1], test[1], classes=5)
+    assert knn_accuracy(zeros[0].cuda(), train[1].cuda(), zeros[1].cuda(), test[1].cuda(), classes=5) == expected

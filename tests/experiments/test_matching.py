@@ -1,0 +1,140 @@
+"""Instance matching from a recipe to its record and page: CUHK-03's own files, halves, resuming."""
+
+import json
+import time
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from scipy.optimize import linear_sum_assignment
+
+from setwise import methods
+from setwise.cli import main
+from setwise.data import load_matched
+from setwise.experiments import matching, records
+from setwise.experiments.recipes import recipe as find
+
+CPU = torch.device("cpu")
+QUICK = ["--device", "cpu", "--quiet"]
+
+
+def person(rng: np.random.Generator, colours: np.ndarray) -> np.ndarray:
+    """A figure of three colours, somewhat different each time."""
+    image = np.repeat(colours, 16, 0)[:, None].repeat(20, 1) + rng.normal(0, 12, (48, 20, 3))
+    return image.clip(0, 255).astype(np.uint8)
+
+
+def crowd(seed: int, n: int) -> list[list[list[np.ndarray | None]]]:
+    """``n`` people before five pairs of cameras, ten shots each, of which some are missing."""
+    rng = np.random.default_rng(seed)
+    pairs: list[list[list[np.ndarray | None]]] = [[] for _ in range(5)]
+    for i in range(n):
+        colours = rng.integers(20, 235, (3, 3))
+        shots: list[np.ndarray | None] = [person(rng, colours) for _ in range(10)]
+        if i % 7 == 3:
+            shots[0] = shots[6] = None
+        pairs[i % 5].append(shots)
+    pairs[1][0][:5] = [None] * 5
+    return pairs
+
+
+@pytest.mark.parametrize("boxes", ["mat", "folder"])
+def test_cuhk03_from_its_files_to_the_page(tmp_path, write_mat, boxes):
+    pairs = crowd(0, 41)
+    if boxes == "mat":
+        write_mat(tmp_path / "cuhk-03.mat", {"labeled": pairs, "detected": crowd(1, 41)})
+        source = tmp_path / "cuhk-03.mat"
+    else:
+        source = tmp_path / "people"
+        source.mkdir()
+        for p, people in enumerate(pairs):
+            for i, shots in enumerate(people):
+                for s, image in enumerate(shots):
+                    if image is not None:
+                        Image.fromarray(image).save(source / f"{p}{i:03d}_{s:02d}.jpg")
+    began = time.perf_counter()
+    words = ["--recipe", "paper/cuhk03-matching-infonce-qare", "--data", str(source), "--root", str(tmp_path / "cache")]
+    main(["match", *words, "--epochs", "2", "--batch", "12", *QUICK, "--out", str(tmp_path / "run")])
+    assert time.perf_counter() - began < 60
+    record = records.read(tmp_path / "run")
+    assert record["data"] == {"name": "cuhk03", "train": 28, "val": 6, "test": 6, "held_out_sets": 0}
+    assert [row["epoch"] for row in record["epochs"]] == [1, 2]
+    assert {"test_accuracy", "quadratic_test_accuracy", "rank1", "mean_average_precision"} <= set(record["final"])
+    page = (tmp_path / "run" / "index.html").read_text()
+    assert page.count("data:image/png;base64,") >= 3
+    assert "://" not in page
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("matching") / "run"
+    words = ["--recipe", "paper/digits-matching-infonce-qare", "--instances", "400", "--epochs", "6", "--batch", "64"]
+    main(["match", *words, *QUICK, "--out", str(folder), "--seed", "2"])
+    return folder
+
+
+def test_the_best_epoch_is_chosen_by_validation_and_its_weights_are_kept(run):
+    record = records.read(run)
+    rows, final = record["epochs"], record["final"]
+    best = max(rows, key=lambda row: row["val_accuracy"])
+    assert final["best_epoch"] == best["epoch"]
+    assert final["val_accuracy"] == best["val_accuracy"]
+    assert final["test_accuracy"] == best["test_accuracy"]
+    assert rows[-1]["test_accuracy"] > 0.1  # of 60; guessing gets 1.7 %
+    assert record["data"] == {"name": "digits-halves", "train": 280, "val": 60, "test": 60, "held_out_sets": 8}
+    assert 0 < final["held_out_accuracy"] <= 1
+
+
+def test_the_test_accuracy_by_other_means(run):
+    """Embeddings by hand from the kept weights, scipy's assignment of numpy's distances."""
+    recipe = matching.Recipe.from_json(records.read(run)["recipe"])
+    data = load_matched("digits", split="test", seed=0, instances=400)
+    method = methods.create(recipe, data)
+    matching._take(run / matching.BEST, method)
+    method.eval()
+    z = []
+    for images in (data.first_a, data.first_b):
+        x = (images / 255 - torch.tensor(data.mean).view(-1, 1, 1)) / torch.tensor(data.std).view(-1, 1, 1)
+        with torch.no_grad():
+            features = method.project(method.encoder(x)).double().numpy()
+        z.append(features / np.linalg.norm(features, axis=1, keepdims=True))
+    distances = np.linalg.norm(z[0][:, None] - z[1][None], axis=2)
+    columns = linear_sum_assignment(distances)[1]
+    assert records.read(run)["final"]["test_accuracy"] == pytest.approx((columns == np.arange(60)).mean())
+    ranks = (distances <= np.diag(distances)[:, None]).sum(1)
+    assert records.read(run)["final"]["rank5"] == pytest.approx((ranks <= 5).mean())
+
+
+def test_a_stopped_run_ends_like_a_whole_one(run, tmp_path, monkeypatch):
+    recipe = matching.Recipe.from_json(records.read(run)["recipe"])
+    data = matching.matching_data(recipe, None)
+    original = matching.match
+    calls = 0
+
+    def stop(*arguments, **options):
+        nonlocal calls
+        calls += 1
+        if calls == 6:
+            raise KeyboardInterrupt
+        return original(*arguments, **options)
+
+    assert len(data.train) == 280
+    monkeypatch.setattr(matching, "match", stop)
+    with pytest.raises(KeyboardInterrupt):
+        matching.run_matching(recipe, tmp_path, name="x", seed=2, device=CPU, quiet=True, checkpoint_seconds=0.0)
+    monkeypatch.setattr(matching, "match", original)
+    record = matching.run_matching(recipe, tmp_path, name="x", seed=2, device=CPU, quiet=True, resume=True)
+    assert record["final"] == records.read(run)["final"]
+
+
+def test_commands_and_recipes_fit(tmp_path):
+    with pytest.raises(SystemExit, match=r"expected a recipe for `setwise pretrain`, got method 'matching'"):
+        main(["pretrain", "--recipe", "paper/digits-matching-infonce", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit, match=r"expected a recipe for `setwise match`, got method 'simclr'"):
+        main(["match", "--recipe", "paper/digits-conv4-simclr", "--out", str(tmp_path)])
+
+
+def test_more_identities_than_cuhk03_are_only_a_number_away():
+    recipe = find("paper/cifar10-matching-triplet-qare")
+    assert json.loads(json.dumps(recipe.as_json()))["instances"] == 1467

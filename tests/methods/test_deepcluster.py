@@ -1,0 +1,470 @@
+"""DeepCluster: k-means and whitening against scikit-learn, and what an epoch begins with."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.cluster import KMeans
+from sklearn.decomposition import PCA
+from sklearn.metrics import adjusted_rand_score
+from torch import nn
+from torch.nn.functional import log_softmax
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import setwise as sw
+from setwise.data import ImageSet
+from setwise.methods import Batch, DeepCluster, deepcluster
+from setwise.methods.deepcluster import whitened
+from setwise.methods.kmeans import _plus_plus, kmeans
+from setwise.views import Views, preset
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def blobs(clusters=8, each=40, dimensions=5, spread=0.05):
+    centres = torch.randn(clusters, dimensions, generator=seeded(1)) * 3
+    truth = torch.arange(clusters).repeat(each)
+    return centres[truth] + spread * torch.randn(len(truth), dimensions, generator=seeded(2)), truth
+
+
+def cloud(n=1500, dimensions=10):
+    return torch.randn(n, dimensions, generator=seeded(3)) * torch.linspace(0.3, 2, dimensions)
+
+
+# ---- k-means
+
+
+def test_kmeans_by_hand():
+    found = kmeans(torch.tensor([[0.0], [10.0], [1.0], [11.0]]), 2, generator=seeded())
+    assert found.centres.sort(0).values.flatten().tolist() == pytest.approx([0.5, 10.5])
+    assert found.labels[0] == found.labels[2] != found.labels[1] == found.labels[3]
+    assert found.inertia.item() == pytest.approx(4 * 0.5**2)
+
+
+def test_kmeans_finds_blobs():
+    points, truth = blobs()
+    found = kmeans(points, 8, generator=seeded())
+    assert adjusted_rand_score(truth, found.labels) == 1
+    expected = KMeans(8, n_init=5, random_state=0).fit(points.numpy())
+    assert found.inertia.item() == pytest.approx(expected.inertia_, rel=1e-4)
+
+
+def test_kmeans_is_as_good_as_scikit_learns():
+    points = cloud()
+    found = kmeans(points, 40, generator=seeded())
+    expected = KMeans(40, n_init=5, max_iter=30, random_state=0).fit(points.numpy())
+    assert found.inertia.item() == pytest.approx(expected.inertia_, rel=0.03)
+
+
+def test_labels_centres_and_inertia_belong_together():
+    points = cloud()
+    found = kmeans(points, 20, generator=seeded())
+    distances = torch.cdist(points.double(), found.centres.double()).square()
+    assert torch.equal(found.labels, distances.argmin(1))
+    assert found.inertia.item() == pytest.approx(distances.amin(1).sum().item(), rel=1e-5)
+    again = found.centres.double()
+    for _ in range(200):  # further iterations improve it little: 30 were nearly enough
+        labels = torch.cdist(points.double(), again).argmin(1)
+        again = torch.stack([points[labels == k].double().mean(0) for k in range(20)])
+    better = torch.cdist(points.double(), again).square().amin(1).sum().item()
+    assert better <= found.inertia.item() <= 1.02 * better
+
+
+def test_more_starts_and_iterations_are_better():
+    points = cloud()
+    one = [kmeans(points, 20, generator=seeded(s), starts=1).inertia.item() for s in range(6)]
+    five = [kmeans(points, 20, generator=seeded(s), starts=5).inertia.item() for s in range(6)]
+    short = [kmeans(points, 20, generator=seeded(s), starts=5, iterations=1).inertia.item() for s in range(6)]
+    assert np.mean(five) < np.mean(one) < np.mean(short)
+
+
+@pytest.mark.parametrize("chunk", [1, 1000, 7777, 10**9])
+def test_chunks_do_not_matter(chunk):
+    points = cloud(400)
+    whole, found = (kmeans(points, 10, generator=seeded(), chunk=c) for c in (10**9, chunk))
+    assert torch.equal(found.labels, whole.labels)
+    torch.testing.assert_close(found.centres, whole.centres)
+    assert found.inertia.item() == pytest.approx(whole.inertia.item(), rel=1e-6)
+
+
+def test_the_generator_decides():
+    points = cloud()
+    a, b, c = (kmeans(points, 20, generator=seeded(s)) for s in (5, 5, 6))
+    assert torch.equal(a.labels, b.labels)
+    assert torch.equal(a.centres, b.centres)
+    assert not torch.equal(a.labels, c.labels)
+
+
+def test_kmeans_in_float64_and_bfloat16():
+    points, truth = blobs()
+    for dtype, wide in ((torch.float64, torch.float64), (torch.bfloat16, torch.float32)):
+        found = kmeans(points.to(dtype), 8, generator=seeded())
+        assert adjusted_rand_score(truth, found.labels) == 1
+        assert found.centres.dtype == wide
+
+
+def test_points_far_from_zero():
+    points, truth = blobs()
+    found = kmeans(points + 1000, 8, generator=seeded())
+    assert adjusted_rand_score(truth, found.labels) == 1
+    assert found.inertia.item() == pytest.approx(kmeans(points, 8, generator=seeded()).inertia.item(), rel=0.02)
+
+
+@pytest.mark.parametrize("clusters", [3, 7, 50])
+def test_fewer_distinct_points_than_clusters(clusters):
+    distinct = torch.tensor([[0.0, 0], [1, 5], [4, 2]])
+    truth = torch.arange(3).repeat(10)
+    found = kmeans(distinct[truth], clusters, generator=seeded())
+    assert adjusted_rand_score(truth, found.labels) == 1
+    assert found.inertia.item() == pytest.approx(0, abs=1e-4)
+    # A cluster without points keeps its centre, which was a point; it does not go to the mean, to 0 or to NaN.
+    assert torch.cdist(found.centres, distinct).amin(1).max() < 1e-3
+
+
+def test_equal_points_are_one_cluster():
+    found = kmeans(torch.full((20, 3), 0.7), 5, generator=seeded())
+    assert len(found.labels.unique()) == 1
+    assert found.inertia == 0
+    assert torch.allclose(found.centres, torch.tensor(0.7))
+    assert kmeans(torch.ones(1, 2), 4, generator=seeded()).labels.shape == (1,)
+
+
+def test_starts_are_drawn_by_squared_distance():
+    starts = 30_000
+    centres = _plus_plus(torch.tensor([[0.0], [1.0], [3.0]]), 2, starts, seeded()).view(starts, 2)
+    for first, chances in ((0.0, {1.0: 0.1, 3.0: 0.9}), (1.0, {0.0: 0.2, 3.0: 0.8}), (3.0, {0.0: 9 / 13, 1.0: 4 / 13})):
+        second = centres[centres[:, 0] == first, 1]
+        assert len(second) == pytest.approx(starts / 3, rel=0.05)
+        assert (second != first).all()
+        for value, chance in chances.items():
+            assert (second == value).float().mean().item() == pytest.approx(chance, abs=0.015)
+
+
+def test_starts_at_the_edge_of_chance(monkeypatch):
+    points = torch.tensor([[1.0], [0.0], [3.0]])
+    monkeypatch.setattr(torch, "rand", lambda *shape, generator, dtype: torch.zeros(shape, dtype=dtype))
+    # The smallest draw takes the first point, then the first that is not a centre; when all are, the last.
+    assert _plus_plus(points, 5, 1, seeded()).flatten().tolist() == [1, 0, 3, 3, 3]
+    below_one = 1 - 2.0**-53
+    monkeypatch.setattr(torch, "rand", lambda *shape, generator, dtype: torch.full(shape, below_one, dtype=dtype))
+    assert _plus_plus(points, 5, 1, seeded()).flatten().tolist() == [3, 0, 1, 3, 3]
+
+
+class Watch(TorchDispatchMode):
+    """Counts operations that would wait for a device."""
+
+    waits = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        waiting = ("_local_scalar_dense", "lift_fresh", "nonzero", "masked_select", "is_nonzero", "equal")
+        self.waits += function.name().split("::")[1].split(".")[0] in waiting
+        return function(*args, **(kwargs or {}))
+
+
+def test_iterations_do_not_wait_for_the_device():
+    points, found = cloud(100), []
+    for clusters, starts, iterations in ((2, 1, 1), (20, 5, 30)):
+        with Watch() as watch:
+            kmeans(points, clusters, generator=seeded(), starts=starts, iterations=iterations, chunk=1000)
+        found.append(watch.waits)
+    assert found[0] == found[1] <= 2  # those of the check of finite points, which is for the CPU
+
+
+def test_kmeans_errors():
+    for name in ("clusters", "starts", "iterations", "chunk"):
+        options = {"clusters": 2, "starts": 1, "iterations": 1, "chunk": 10, name: 0}
+        with pytest.raises(ValueError, match=f"expected {name} to be None or a positive integer, got 0"):
+            kmeans(torch.ones(3, 2), generator=seeded(), **options)
+    with pytest.raises(ValueError, match=r"expected points of shape \(N, E\), got \(1, 3, 2\)"):
+        kmeans(torch.ones(1, 3, 2), 2, generator=seeded())
+    with pytest.raises(ValueError, match="expected points to be finite"):
+        kmeans(torch.tensor([[torch.nan]]), 1, generator=seeded())
+
+
+# ---- whitening
+
+
+def unit(x):
+    return x / np.linalg.norm(x, axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize("dimensions", [10, 5, 1])
+def test_whitening_is_scikit_learns(dimensions):
+    features = cloud() @ torch.randn(10, 10, generator=seeded(4)) + 3
+    expected = unit(PCA(dimensions, whiten=True, svd_solver="full").fit_transform(features.double().numpy()))
+    found = whitened(features, dimensions)
+    assert found.dtype == torch.float32
+    assert found.norm(dim=1).numpy() == pytest.approx(1, abs=1e-6)
+    for column in range(dimensions):
+        sign = np.sign(found[0, column].item() * expected[0, column])
+        np.testing.assert_allclose(found[:, column].numpy(), sign * expected[:, column], atol=2e-5)
+
+
+def test_parts_of_the_rows_do_not_matter(monkeypatch):
+    whole = whitened(cloud(), 5)
+    monkeypatch.setattr(deepcluster, "ROWS", 7)
+    torch.testing.assert_close(whitened(cloud(), 5), whole)
+
+
+def test_directions_without_variance_are_left_out():
+    # Copies, constants and dead features add nothing: all angles stay what they were.
+    features = cloud(300, 4)
+    more = torch.cat([features, 2 * features[:, :2], torch.full((300, 1), 5.0), torch.zeros(300, 2)], 1)
+    expected, found = whitened(features, 4), whitened(more, 9)
+    assert found.isfinite().all()
+    torch.testing.assert_close(found @ found.T, expected @ expected.T, atol=1e-4, rtol=0)
+    assert (found[:, 4:] == 0).all()
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, -1e6])
+@pytest.mark.parametrize("n", [1, 2, 2000])
+def test_constant_features_are_zero(value, n):
+    features = torch.full((n, 6), value)
+    assert (whitened(features, 6) == 0).all()
+    noise = 1e-7 * torch.randn(n, 6, generator=seeded())
+    assert (whitened(features * (1 + noise), 6) == 0).all()
+
+
+def test_small_but_real_variance_counts():
+    features = cloud(300, 2).double() * torch.tensor([1, 1e-5]).double()
+    assert adjusted_rand_score(whitened(features, 2)[:, 1] > 0, features[:, 1] > features[:, 1].mean()) > 0.9
+
+
+def test_whitening_errors():
+    with pytest.raises(ValueError, match=r"1 to F dimensions, got \(1500, 10\) and 11"):
+        whitened(cloud(), 11)
+
+
+# ---- the method
+
+
+def make_batch(data, rows, *, epoch=0, **form):
+    return Batch(data.images[rows], rows, data.labels[rows], torch.tensor(1), torch.tensor(epoch), **form)
+
+
+class Flat(nn.Module):
+    """The pixels, through a BatchNorm that would show which mode it is in."""
+
+    def __init__(self, features=16):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(features)
+        self.seen = []
+
+    def forward(self, x):
+        self.seen.append((self.training, x.detach().clone()))
+        return self.norm(x.flatten(1))
+
+
+def patterns(counts=(3, 5, 4, 6, 2, 7, 4, 4, 8, 3)):
+    """Images of as many kinds as there are counts, in random order, and which is which."""
+    kinds = torch.randint(0, 256, (len(counts), 1, 4, 4), generator=seeded(), dtype=torch.uint8)
+    truth = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+    truth = truth[torch.randperm(len(truth), generator=seeded(1))]
+    data = ImageSet("patterns", "train", kinds[truth], torch.zeros_like(truth), ("all",), (0.5,), (0.25,))
+    return data, truth
+
+
+def make_method(data, encoder=None, features=16, views=None):
+    torch.manual_seed(0)
+    views = views or Views(mean=data.mean, std=data.std)
+    return DeepCluster(encoder or Flat(features), features, len(data), len(data.classes), 12, views)
+
+
+def test_kinds_of_images_become_clusters():
+    data, truth = patterns()
+    method = make_method(data)
+    method.begin_epoch(data, seed=1, epoch=0)
+    assert method.clusters.shape == (len(data),)
+    assert adjusted_rand_score(truth, method.clusters) == 1
+    # 46 images: a cluster of 8 has weight 38/46.
+    sizes = np.bincount(truth.numpy())
+    for kind in range(10):
+        (cluster,) = method.clusters[truth == kind].unique().tolist()
+        assert method.weights[cluster].item() == pytest.approx(1 - sizes[kind] / 46)
+
+
+def test_loss_is_the_weighted_mean():
+    data, _ = patterns()
+    method = make_method(data).double()
+    method.begin_epoch(data, seed=1, epoch=0)
+    with torch.no_grad():
+        method.classifier[-1].weight.mul_(100)
+    rows = torch.tensor([4, 30, 7, 19, 2])
+    terms = method(make_batch(data, rows, dtype=torch.float64))
+    logits = method.classifier(
+        method.encoder(Views(mean=data.mean, std=data.std)(data.images[rows], samples=rows, seed=0, epoch=0).double())
+    )
+    top = bottom = hits = 0.0
+    for row, log_chances in zip(rows, log_softmax(logits, 1), strict=True):
+        cluster = int(method.clusters[row])
+        weight = 1 - (method.clusters == cluster).sum().item() / len(data)
+        top, bottom = top - weight * log_chances[cluster].item(), bottom + weight
+        hits += int(log_chances.argmax()) == cluster
+    assert terms["loss"].item() == pytest.approx(top / bottom, rel=1e-9)
+    assert terms["accuracy"].item() == pytest.approx(hits / 5)
+
+
+def test_features_are_of_the_images_as_they_are(monkeypatch):
+    data, _ = patterns()
+    views = preset("self-supervised", mean=data.mean, std=data.std)
+    method = make_method(data, views=views)
+    monkeypatch.setattr(deepcluster, "IMAGES", 10)
+    method.begin_epoch(data, seed=1, epoch=0)
+    seen = method.encoder.seen
+    assert [len(x) for _, x in seen] == [10, 10, 10, 10, 6]
+    assert not any(training for training, _ in seen)
+    expected = (data.images / 255 - 0.5) / 0.25
+    torch.testing.assert_close(torch.cat([x for _, x in seen]), expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_encoder_is_left_as_it_was(training):
+    data, _ = patterns()
+    method = make_method(data).train(training)
+    before, state = method.encoder.norm.running_mean.clone(), torch.get_rng_state()
+    method.begin_epoch(data, seed=1, epoch=0)
+    assert method.encoder.training == method.encoder.norm.training == training
+    assert torch.equal(method.encoder.norm.running_mean, before)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not method.clusters.requires_grad
+
+
+def test_the_last_layer_starts_afresh_in_place():
+    data, _ = patterns()
+    method = make_method(data)
+    parameters = {name: (p, p.data_ptr(), p.detach().clone()) for name, p in method.named_parameters()}
+    buffers = {name: b.data_ptr() for name, b in method.named_buffers()}
+    method.begin_epoch(data, seed=1, epoch=0)
+    for name, p in method.named_parameters():
+        same, address, before = parameters[name]
+        assert p is same
+        assert p.data_ptr() == address
+        assert torch.equal(p, before) == (name not in ("classifier.3.weight", "classifier.3.bias"))
+    assert {name: b.data_ptr() for name, b in method.named_buffers()} == buffers
+    wide = DeepCluster(Flat(), 16, len(data), 1, 2000, Views(mean=data.mean, std=data.std))
+    wide.begin_epoch(data, seed=1, epoch=0)
+    last = wide.classifier[-1]
+    assert last.weight.std().item() == pytest.approx(0.01, rel=0.02)
+    assert abs(last.weight.mean().item()) < 3 * 0.01 / len(last.weight.flatten()) ** 0.5
+    assert (last.bias == 0).all()
+
+
+def test_seed_and_epoch_decide():
+    data = sw.data.load("digits")
+    found = []
+    for seed, epoch in ((1, 0), (1, 0), (2, 0), (1, 1)):
+        torch.manual_seed(0)
+        encoder = sw.encoders.create("conv4", channels=1)
+        method = DeepCluster(encoder, 64, len(data), 10, 16, Views(mean=data.mean, std=data.std))
+        torch.manual_seed(len(found))  # which must not matter
+        method.begin_epoch(data, seed=seed, epoch=epoch)
+        found.append((method.clusters, method.classifier[-1].weight))
+    assert torch.equal(found[0][0], found[1][0])
+    assert torch.equal(found[0][1], found[1][1])
+    for other in found[2:]:
+        assert not torch.equal(found[0][0], other[0])
+        assert not torch.equal(found[0][1], other[1])
+    # Better than chance at digits before any training, as clusters of random features are.
+    labels, clusters = data.labels, found[0][0]
+    majority = sum(int(labels[clusters == k].bincount().max()) for k in clusters.unique())
+    assert majority / len(data) > 0.5
+
+
+def test_chunks_of_images_do_not_matter(monkeypatch):
+    data, found = sw.data.load("digits"), []
+    torch.manual_seed(0)
+    encoder = sw.encoders.create("conv4", channels=1)
+    for images in (2000, 100):
+        monkeypatch.setattr(deepcluster, "IMAGES", images)
+        method = DeepCluster(encoder, 64, len(data), 1, 16, Views(mean=data.mean, std=data.std))
+        method.begin_epoch(data, seed=1, epoch=0)
+        found.append(method.clusters)
+    assert adjusted_rand_score(*found) > 0.95  # rounding may move a point between two clusters
+
+
+@pytest.mark.parametrize(("features", "kept"), [(16, 16), (64, 64), (512, 256)])
+def test_wide_features_keep_half_their_dimensions(monkeypatch, features, kept):
+    seen = []
+
+    def spy(x, dimensions):
+        seen.append((x.shape[1], dimensions))
+        return whitened(x, dimensions)
+
+    monkeypatch.setattr(deepcluster, "whitened", spy)
+    data, _ = patterns()
+    encoder = nn.Sequential(nn.Flatten(), nn.Linear(16, features))
+    make_method(data, encoder, features).begin_epoch(data, seed=1, epoch=0)
+    assert seen == [(features, kept)]
+
+
+def test_a_run_resumed_within_an_epoch_is_the_same_run():
+    data, _ = patterns()
+    method, other = make_method(data), make_method(data)
+    method.begin_epoch(data, seed=1, epoch=3)
+    state = method.state_dict()
+    assert {"clusters", "weights"} <= set(state)
+    other.load_state_dict(state)
+    batch = make_batch(data, torch.arange(20), epoch=3)
+    assert torch.equal(method(batch)["loss"], other(batch)["loss"])
+
+
+class Constant(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.value = nn.Parameter(torch.full((16,), 0.3))
+
+    def forward(self, x):
+        return self.value.expand(len(x), 16) + 0 * x.flatten(1)
+
+
+def test_one_cluster_of_everything():
+    # All features alike: the weight of their cluster would be 0, and the weighted mean 0 / 0.
+    data, _ = patterns()
+    method = make_method(data, Constant())
+    method.begin_epoch(data, seed=1, epoch=0)
+    assert len(method.clusters.unique()) == 1
+    terms = method(make_batch(data, torch.arange(8)))
+    assert terms["loss"].item() == pytest.approx(np.log(10), abs=0.1)
+    terms["loss"].backward()
+    assert all(p.grad.isfinite().all() for p in method.parameters())
+
+
+def test_autocast_gives_a_float32_loss():
+    data, _ = patterns()
+    method = make_method(data, nn.Sequential(nn.Flatten(), nn.Linear(16, 16)))
+    method.begin_epoch(data, seed=1, epoch=0)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = method(make_batch(data, torch.arange(8), dtype=torch.bfloat16))["loss"]
+    assert loss.dtype == torch.float32
+    loss.backward()
+
+
+def test_errors():
+    data, _ = patterns()
+    method = DeepCluster(Flat(), 16, 45, 1, 12, Views(mean=data.mean, std=data.std))
+    with pytest.raises(ValueError, match="expected the 45 images that this method is for, got 46"):
+        method.begin_epoch(data, seed=1, epoch=0)
+    with pytest.raises(ValueError, match="expected samples to be None or a positive integer, got 0"):
+        DeepCluster(Flat(), 16, 0, 1, 12, Views())
+
+
+def test_clusters_of_digits_are_learnt():
+    data = sw.data.load("digits")
+    torch.manual_seed(0)
+    encoder = sw.encoders.create("conv4", channels=1)
+    method = DeepCluster(encoder, 64, len(data), 10, 256, preset("none", mean=data.mean, std=data.std))
+    method.begin_epoch(data, seed=1, epoch=0)
+    optimizer = torch.optim.Adam(method.parameters(), 1e-2)
+    losses, hits = [], []
+    for step in range(60):
+        rows = torch.arange(128 * step, 128 * (step + 1)) % len(data)
+        terms = method(make_batch(data, rows))
+        optimizer.zero_grad()
+        terms["loss"].backward()
+        optimizer.step()
+        losses.append(terms["loss"].item())
+        hits.append(terms["accuracy"].item())
+    assert losses[0] == pytest.approx(np.log(100), abs=0.2)
+    assert np.mean(losses[-5:]) < 0.7 * losses[0]
+    assert np.mean(hits[-5:]) > 0.2  # 0.01 is chance

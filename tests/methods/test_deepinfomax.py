@@ -1,0 +1,289 @@
+"""Deep InfoMax: the losses against their literal forms, whose gradient goes where, and draws of the prior."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import kstest
+from torch import nn
+from torch.nn.functional import softplus
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import setwise as sw
+from setwise.methods import Batch, DeepInfoMax
+from setwise.methods.deepinfomax import LocalDiscriminator, prior_draws
+from setwise.views import Views, preset
+from setwise.views import philox as generator
+from setwise.views.draw import BLOCKS
+
+
+class Small(nn.Module):
+    """An encoder in two parts, the first at half the resolution."""
+
+    def __init__(self, channels=1, width=5, features=6):
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(channels, width, 3, 2, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU())
+        self.blocks = nn.Sequential(nn.Conv2d(width, features, 3, 1, 1), nn.BatchNorm2d(features), nn.ReLU())
+
+    def first(self, images):
+        return self.stem(images)
+
+    def rest(self, feature_map):
+        return self.blocks(feature_map).mean((2, 3))
+
+    def forward(self, images):
+        return self.rest(self.first(images))
+
+
+def make_batch(images, samples=None, *, epoch=0, **form):
+    samples = torch.arange(len(images)) if samples is None else samples
+    return Batch(images, samples, torch.zeros_like(samples), torch.tensor(1), torch.tensor(epoch), **form)
+
+
+def random_images(n, channels=1, size=8):
+    shape = (n, channels, size, size)
+    return torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+
+
+def small_method(adversarial=True, channels=1):
+    torch.manual_seed(0)
+    return DeepInfoMax(Small(channels), 6, channels, Views(), adversarial=adversarial)
+
+
+def draws(samples, features=10, seed=7, epoch=2):
+    return prior_draws(torch.as_tensor(samples), features, seed=torch.tensor(seed), epoch=torch.tensor(epoch))
+
+
+# ---- the losses
+
+
+@pytest.mark.parametrize("n", [2, 3, 7])
+def test_local_scores_are_those_of_stacked_maps(n):
+    torch.manual_seed(0)
+    local = LocalDiscriminator(5, 6).double()
+    feature_map, y = torch.randn(n, 5, 4, 3).double(), torch.randn(n, 6).double()
+    stacked = nn.Sequential(local.first, nn.ReLU(), local.second, nn.ReLU(), local.last)
+    everywhere = y[:, :, None, None].expand(n, 6, 4, 3)
+    own, other = local(feature_map, y)
+    torch.testing.assert_close(own, stacked(torch.cat([feature_map, everywhere], 1)))
+    # The feature map of the image after, with these features: the same pairs in another order.
+    following = torch.stack([feature_map[(i + 1) % n] for i in range(n)])
+    expected = stacked(torch.cat([following, everywhere], 1))
+    torch.testing.assert_close(other.roll(-1, 0), expected)
+
+
+@pytest.mark.parametrize("adversarial", [True, False])
+def test_terms_are_the_literal_ones(adversarial):
+    method, images = small_method(adversarial).double(), random_images(6)
+    terms = method(make_batch(images, dtype=torch.float64))
+    again = small_method(adversarial).double()
+    feature_map = again.encoder.first((images / 255).double())
+    y = again.encoder.rest(feature_map)
+    local = 0.0
+    for i in range(6):
+        for j, sign in ((i, -1), ((i + 1) % 6, 1)):
+            stacked = torch.cat([feature_map[j], y[i, :, None, None].expand(6, 4, 4)])
+            hidden = again.local.second(again.local.first(stacked[None]).relu()).relu()
+            local += softplus(sign * again.local.last(hidden)).mean() / 6
+    u = draws(torch.arange(6), 6, seed=1, epoch=0).double()
+    prior = -again.prior(u).sigmoid().log().mean() - (1 - again.prior(y).sigmoid()).log().mean()
+    assert terms["local"].item() == pytest.approx(local.item(), rel=1e-6)
+    assert terms["prior"].item() == pytest.approx(prior.item(), rel=1e-6)
+    assert terms["loss"].item() == pytest.approx(local.item() + 0.1 * prior.item(), rel=1e-6)
+
+
+def test_discriminators_that_know_nothing():
+    method = small_method()
+    with torch.no_grad():
+        for layer in (method.local.last, method.prior[-1]):
+            layer.weight.zero_()
+            layer.bias.zero_()
+    terms = method(make_batch(random_images(4)))
+    for name in ("local", "prior"):
+        assert terms[name].item() == pytest.approx(2 * math.log(2), rel=1e-6)
+
+
+def test_huge_scores_stay_finite():
+    method = small_method()
+    with torch.no_grad():
+        for layer in (method.local.last, method.prior[-1]):
+            layer.bias.fill_(1e4)
+    terms = method(make_batch(random_images(4)))
+    assert terms["local"].item() == pytest.approx(1e4, rel=1e-3)
+    assert terms["prior"].item() == pytest.approx(1e4, rel=1e-3)
+    terms["loss"].backward()
+    assert all(p.grad.isfinite().all() for p in method.parameters())
+
+
+# ---- whose gradient goes where
+
+
+def test_the_published_encoder_climbs_what_the_discriminator_descends():
+    found = {}
+    for adversarial in (True, False):
+        method = small_method(adversarial)
+        terms = method(make_batch(random_images(8)))
+        encoder, prior = list(method.encoder.parameters()), list(method.prior.parameters())
+        found[adversarial] = torch.autograd.grad(terms["prior"], encoder + prior, retain_graph=True)
+        local = torch.autograd.grad(terms["local"], encoder, retain_graph=True)
+        whole = torch.autograd.grad(terms["loss"], encoder)
+        for part, other, both in zip(local, found[adversarial], whole, strict=False):
+            torch.testing.assert_close(both, part + 0.1 * other)
+    count = len(list(small_method().encoder.parameters()))
+    assert any(g.abs().max() > 1e-6 for g in found[True][:count])
+    for i, (published, joint) in enumerate(zip(found[True], found[False], strict=True)):
+        torch.testing.assert_close(published, -joint if i < count else joint)
+
+
+def test_a_step_of_the_encoder_alone():
+    # Downhill for the joint form, uphill for the published one: the features come closer to the prior.
+    change = {}
+    for adversarial in (True, False):
+        method = small_method(adversarial)
+        batch = make_batch(random_images(16))
+        before = method(batch)["prior"]
+        before.backward()
+        with torch.no_grad():
+            for p in method.encoder.parameters():
+                p -= 1e-2 * p.grad
+        change[adversarial] = (method(batch)["prior"] - before).item()
+    assert change[True] > 0 > change[False]
+
+
+# ---- draws of the prior
+
+
+def test_draws_are_uniform():
+    found = draws(torch.arange(2000), 30).numpy()
+    assert found.shape == (2000, 30)
+    assert found.dtype == np.float32
+    assert found.min() >= 0
+    assert found.max() < 1
+    assert kstest(found.ravel(), "uniform").pvalue > 0.01
+    correlations = np.corrcoef(found.T) - np.eye(30)
+    assert abs(correlations).max() < 5 / math.sqrt(2000)
+
+
+def test_draws_do_not_depend_on_the_batch():
+    samples = torch.tensor([5, 2**40 + 5, 0, 17, 2**33])
+    whole = draws(samples)
+    for i in range(5):
+        assert torch.equal(draws(samples[i : i + 1])[0], whole[i])
+    assert torch.equal(draws(samples.flip(0)), whole.flip(0))
+    assert torch.equal(draws(samples, 3), whole[:, :3])
+
+
+def test_draws_depend_on_seed_epoch_and_sample():
+    keys = [(3, 7, 2), (4, 7, 2), (3, 8, 2), (3, 7, 3), (3 + 2**32, 7, 2), (3, 7 + 2**32, 2)]
+    found = {tuple(draws([sample], 10, seed, epoch)[0].tolist()) for sample, seed, epoch in keys}
+    assert len(found) == len(keys)
+
+
+def test_the_largest_draw_is_below_one(monkeypatch):
+    monkeypatch.setattr(generator, "philox", lambda counter, key: torch.full_like(counter, 2**32 - 1))
+    assert draws([0]).max() == 1 - 2.0**-24
+
+
+def test_no_view_shares_a_counter_with_the_draws(monkeypatch):
+    seen, philox = [], generator.philox
+
+    def spy(counter, key):
+        seen.append(counter)
+        return philox(counter, key)
+
+    monkeypatch.setattr(generator, "philox", spy)
+    draws([3, 2**32 + 4], 2048)
+    last = seen[0][3]
+    assert last.min() >= 0
+    assert last.max() < 2**32
+    # A view's are 16 view + block with block < BLOCKS, whatever the view's number.
+    assert (last % 16 >= BLOCKS).all()
+    assert len(last.unique()) == 512
+    assert seen[0][:3, 0].T.tolist() == [[3, 0, 2], [4, 1, 2]]
+
+
+def test_draws_can_be_captured(monkeypatch):
+    """No number of the host is copied to the device and none comes back: a CUDA graph could hold neither."""
+    names = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            names.append(function.name())
+            return function(*args, **(kwargs or {}))
+
+    monkeypatch.setattr(generator, "philox", lambda counter, key: counter + key.view(2, 1, 1).repeat(2, 1, 1))
+    samples, seed, epoch = torch.arange(4), torch.tensor(1), torch.tensor(2)
+    with Watch():
+        prior_draws(samples, 10, seed=seed, epoch=epoch)
+    assert "aten::arange" in names or "aten::arange.start_step" in names
+    assert not {"aten::lift_fresh", "aten::_local_scalar_dense", "aten::nonzero"} & set(names)
+
+
+# ---- the method
+
+
+def test_a_step_uses_the_draws_of_its_samples(monkeypatch):
+    method, images = small_method(), random_images(6)
+    seen = []
+    method.prior.register_forward_pre_hook(lambda module, args: seen.append(args[0].detach()))
+    rows = torch.tensor([4, 1, 5])
+    method(make_batch(images[rows], rows, epoch=3))
+    assert torch.equal(seen[0], draws(torch.arange(6), 6, seed=1, epoch=3)[rows])
+
+
+def test_making_it_leaves_the_encoder_as_it_was():
+    encoder = Small(3).train()
+    method = DeepInfoMax(encoder, 6, 3, Views(), adversarial=True)
+    assert encoder.training
+    assert encoder.stem[1].num_batches_tracked == 0
+    assert (encoder.stem[1].running_var == 1).all()
+    assert method.local.first.in_channels == 5 + 6
+    assert not DeepInfoMax(Small().eval(), 6, 1, Views(), adversarial=True).encoder.training
+
+
+@pytest.mark.parametrize(("name", "width"), [("conv4", 8), ("resnet8", 16), ("resnet18", 64)])
+def test_setwises_encoders_come_in_two_parts(name, width):
+    encoder = sw.encoders.create(name, stem="cifar")
+    method = DeepInfoMax(encoder, encoder.features, 3, Views(), adversarial=True)
+    assert method.local.first.in_channels == width + encoder.features
+    method(make_batch(random_images(2, 3)))["loss"].backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in method.parameters())
+
+
+def test_autocast_gives_float32_terms():
+    method = small_method(channels=3)
+    with torch.autocast("cpu", torch.bfloat16):
+        terms = method(make_batch(random_images(4, 3), dtype=torch.bfloat16, channels_last=True))
+    assert all(term.dtype == torch.float32 for term in terms.values())
+    terms["loss"].backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in method.parameters())
+
+
+def test_errors():
+    with pytest.raises(ValueError, match=r"expected an encoder with the methods first\(images\) and rest.*got Linear"):
+        DeepInfoMax(nn.Linear(2, 2), 2, 1, Views(), adversarial=True)
+    with pytest.raises(ValueError, match="expected at least two images, .*, got 1; drop the last batch"):
+        small_method()(make_batch(random_images(1)))
+    with pytest.raises(ValueError, match="expected features to be None or a positive integer, got 0"):
+        DeepInfoMax(Small(), 0, 1, Views(), adversarial=True)
+
+
+@pytest.mark.parametrize("adversarial", [True, False])
+def test_features_of_digits_are_told_to_belong_to_their_maps(adversarial):
+    data = sw.data.load("digits")
+    torch.manual_seed(0)
+    views = preset("flip", mean=data.mean, std=data.std)
+    method = DeepInfoMax(Small(1, 16, 32), 32, 1, views, adversarial=adversarial)
+    optimizer = torch.optim.Adam(method.parameters(), 2e-3)
+    seen = []
+    for step in range(60):
+        rows = torch.arange(32 * step, 32 * (step + 1)) % len(data)
+        terms = method(make_batch(data.images[rows], rows, epoch=step // 20))
+        optimizer.zero_grad()
+        terms["loss"].backward()
+        optimizer.step()
+        seen.append(terms["local"].item())
+    chance = 2 * math.log(2)
+    assert abs(np.mean(seen[:3]) - chance) < 0.05
+    assert np.mean(seen[-10:]) < chance - 0.03  # and maps without their features would never get below it

@@ -1,0 +1,98 @@
+"""Instance matching as a method: which shots, which views, and that it learns to match."""
+
+import pytest
+import torch
+
+from setwise import methods
+from setwise.assignment import matching_accuracy
+from setwise.data import MatchedSet, load, matched_halves
+from setwise.methods.matching import draw_shots
+from setwise.recipe import Recipe
+from setwise.training.engine import Engine
+from setwise.views import preset
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def shots() -> MatchedSet:
+    """Four identities with 1 to 3 shots of a view; every image is filled with its own number."""
+    images = torch.arange(13, dtype=torch.uint8).view(13, 1, 1, 1).expand(13, 1, 8, 8).contiguous()
+    a = torch.tensor([[0, 1, 2], [3, -1, -1], [4, 5, -1], [6, 7, 8]])
+    b = torch.tensor([[9], [10], [11], [12]])
+    return MatchedSet("toy", "train", images, a, b, tuple("abcd"), (0.0,), (1.0,))
+
+
+def key(value: int) -> torch.Tensor:
+    return torch.tensor(value)
+
+
+def test_shots_are_of_the_right_identity_and_view(shots):
+    rows = torch.tensor([2, 0, 3, 1])
+    seen = [set() for _ in range(4)]
+    for epoch in range(60):
+        places, keys = draw_shots(shots, rows, seed=key(5), epoch=key(epoch))
+        for i, row in enumerate(rows.tolist()):
+            assert places[i] in shots.shots_a[row]
+            assert places[i] >= 0
+            assert places[4 + i] == 9 + row
+            seen[row].add(places[i].item())
+    assert seen == [{0, 1, 2}, {3}, {4, 5}, {6, 7, 8}]
+    assert keys.tolist() == [4, 0, 6, 2, 5, 1, 7, 3]
+
+
+def test_shots_are_uniform_and_do_not_depend_on_the_batch(shots):
+    counts = torch.zeros(13)
+    for epoch in range(900):
+        places, _ = draw_shots(shots, torch.tensor([0]), seed=key(1), epoch=key(epoch))
+        counts[places[0]] += 1
+    assert (counts[:3] - 300).abs().max() < 50  # 3.5 standard deviations
+    whole, _ = draw_shots(shots, torch.arange(4), seed=key(1), epoch=key(3))
+    for row in range(4):
+        alone, _ = draw_shots(shots, torch.tensor([row]), seed=key(1), epoch=key(3))
+        assert alone.tolist() == [whole[row], whole[4 + row]]
+
+
+def test_it_learns_to_match_halves():
+    digits = load("digits")
+    data = matched_halves(digits, instances=300)
+    recipe = Recipe(
+        method="matching",
+        loss="paper/matching-infonce-qare",
+        views="none",
+        epochs=40,
+        batch=60,
+        encoder="conv4",
+        lr=0.01,
+    )
+    # Halves of digits are 8 x 4 pixels, too small for Conv-4's pools: each pixel becomes 2 x 4 of them.
+    grown = data.images.repeat_interleave(2, 2).repeat_interleave(4, 3)
+    data = MatchedSet("grown", "train", grown, data.shots_a, data.shots_b, data.identities, data.mean, data.std)
+    engine = Engine(recipe, data, seed=1, device=CPU)
+    views = preset("none", mean=data.mean, std=data.std)
+
+    def accuracy() -> float:
+        engine.method.eval()
+        with torch.no_grad():
+            z = [
+                engine.method.embed(views(x, samples=torch.arange(100), seed=0, epoch=0))
+                for x in (data.first_a[:100], data.first_b[:100])
+            ]
+        assert torch.allclose(z[0].norm(dim=1), torch.ones(100))
+        return matching_accuracy(*z)
+
+    before = accuracy()
+    for epoch in range(40):
+        engine.begin(epoch)
+        for _ in range(engine.steps):
+            engine.step()
+    assert set(engine.means()) == {"loss", "pairwise", "regularizer"}
+    assert accuracy() > before + 0.2
+
+
+def test_the_kind_of_data_must_fit():
+    digits = load("digits")
+    with pytest.raises(ValueError, match="expected a matched set for method 'matching', got ImageSet"):
+        methods.create(Recipe(method="matching", loss="paper/matching-triplet"), digits)
+    with pytest.raises(ValueError, match="expected labelled images for method 'simclr', got MatchedSet"):
+        methods.create(Recipe(loss="paper/simclr"), matched_halves(digits))
