@@ -9,7 +9,7 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "setwise"
 ROOMS = [
-    *("checks", "kernels", "similarity", "assignment", "losses", "encoders", "data", "views"),
+    *("version", "checks", "kernels", "similarity", "assignment", "losses", "encoders", "data", "views"),
     *("recipe", "methods", "training", "evaluation", "experiments", "demo", "bench", "cli"),
 ]
 OPTIONAL = {"safetensors", "onnx", "onnxruntime", "matplotlib", "sklearn", "h5py", "PIL", "tensorboard", "rich", "tyro"}

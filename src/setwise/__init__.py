@@ -6,6 +6,7 @@
 
 from setwise import assignment, data, encoders, views
 from setwise.assignment import matching_accuracy
+from setwise.evaluation.matching import Matching, match
 from setwise.losses import functional
 from setwise.losses.modules import (
     AssignmentLoss,
@@ -19,24 +20,26 @@ from setwise.losses.modules import (
 )
 from setwise.losses.parallel import distributed
 from setwise.losses.presets import PRESETS, presets
-
-__version__ = "0.1.0"
+from setwise.version import __version__
 
 __all__ = [
     "PRESETS",
     "AssignmentLoss",
     "InfoNCE",
+    "Matching",
     "NTLogistic",
     "NTXent",
     "QARe",
     "SetContrastive",
     "SparseCLR",
     "TripletMargin",
+    "__version__",
     "assignment",
     "data",
     "distributed",
     "encoders",
     "functional",
+    "match",
     "matching_accuracy",
     "presets",
     "views",

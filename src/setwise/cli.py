@@ -229,6 +229,43 @@ def _train(command: str, args: list[str]) -> None:
     _told(lambda: tyro.cli(train, prog=f"setwise {command}", args=args))
 
 
+@app.command(name="reproduce")
+def reproduce_table(
+    table: Annotated[Literal["table1"], tyro.conf.Positional, tyro.conf.arg(help="what of the paper")],
+    data: Annotated[str, tyro.conf.arg(help="cifar10, cuhk03 or digits")] = "cifar10",
+    seeds: tuple[int, ...] = (1, 2, 3),
+    only: Annotated[str, tyro.conf.arg(help="runs with this in their name")] = "",
+    instances: Annotated[int | None, tyro.conf.arg(help="of matching: another number of halves")] = None,
+    results: Annotated[Path, tyro.conf.arg(help="folder of the records; what is there is not run again")] = Path(
+        "results"
+    ),
+    scratch: Annotated[Path, tyro.conf.arg(help="folder of the runs' checkpoints")] = Path("runs"),
+    root: Root = None,
+    device: Device = "auto",
+    at_once: Annotated[int, tyro.conf.arg(help="runs side by side")] = 1,
+    dry_run: Annotated[bool, tyro.conf.arg(help="list the runs, run nothing")] = False,
+) -> None:
+    """Make the runs of a table of the paper: those whose records are missing, several at once; safe to interrupt."""
+    from setwise.experiments.reproduce import expand, reproduce
+    from setwise.experiments.runs import choose_device
+
+    jobs = _told(lambda: expand(table, data=data, seeds=seeds, only=only, instances=instances))
+    missing = [job for job in jobs if not job.record(results).exists()]
+    if dry_run:
+        for job in missing:
+            print(job.record(results))
+        print(f"{len(missing)} of {len(jobs)} runs to make")
+        return
+    left = _told(
+        lambda: reproduce(
+            jobs, results=results, scratch=scratch, device=choose_device(device), root=root, at_once=at_once
+        )
+    )
+    print(f"{len(jobs) - left} of {len(jobs)} records in {results}")
+    if left:
+        sys.exit(1)
+
+
 @app.command
 def probe(
     checkpoint: Run,

@@ -19,8 +19,8 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
-from setwise import encoders
 from setwise.data import ImageSet
+from setwise.encoders import create, projection_head
 from setwise.experiments.recipes import recipe as find
 from setwise.experiments.records import surroundings
 from setwise.recipe import Recipe
@@ -111,9 +111,9 @@ def plain_loop(recipe: Recipe, data: ImageSet, device: torch.device, seconds: fl
         pin_memory=device.type == "cuda",
         persistent_workers=workers > 0,
     )
-    encoder = encoders.create(recipe.encoder, stem=recipe.stem)
+    encoder = create(recipe.encoder, stem=recipe.stem)
     width = int(encoder.features)  # type: ignore[arg-type]
-    model = nn.Sequential(encoder, encoders.projection_head(width, recipe.hidden, recipe.embedding)).to(device)
+    model = nn.Sequential(encoder, projection_head(width, recipe.hidden, recipe.embedding)).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=recipe.lr)
     found: list[float] = []
     warm_up = WARM_UP if device.type == "cuda" else 1

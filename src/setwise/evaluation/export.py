@@ -8,7 +8,6 @@ import importlib
 import json
 import logging
 import os
-import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -18,9 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from setwise import encoders
 from setwise.checks import check_number, check_option
+from setwise.encoders import NAMES, create
 from setwise.training.checkpoint import replacing
+from setwise.version import __version__
 
 FORMAT = "setwise encoder 1"
 WEIGHTS, CONFIG, ONNX = "encoder.safetensors", "config.json", "encoder.onnx"
@@ -125,7 +125,7 @@ def _described(config: dict[str, Any], image_shape: tuple[int, int, int]) -> dic
     channels, *size = image_shape
     about = {
         "format": FORMAT,
-        "setwise": sys.modules["setwise"].__version__,  # rooms do not import the package that they are rooms of
+        "setwise": __version__,
         "name": config["name"],
         "stem": config["stem"],
         "channels": channels,
@@ -141,7 +141,7 @@ def _described(config: dict[str, Any], image_shape: tuple[int, int, int]) -> dic
 
 def _check_config(about: dict[str, Any]) -> None:
     """Raise unless an encoder can be built by it."""
-    check_option(about["name"], encoders.NAMES, "name")
+    check_option(about["name"], NAMES, "name")
     check_option(about["stem"], ("imagenet", "cifar"), "stem")
     if not isinstance(about["size"], list) or len(about["size"]) != 2:
         raise ValueError(f"expected size as [H, W], got {about['size']!r}")
@@ -204,7 +204,7 @@ def _build(about: dict[str, Any], tensors: dict[str, Tensor], source: str) -> nn
     """The encoder of this description with these weights, in eval mode."""
     # Without memory at first: what a foreign config asks for is compared with what is there before it is allocated.
     with torch.device("meta"):
-        model = encoders.create(about["name"], channels=about["channels"], stem=about["stem"])
+        model = create(about["name"], channels=about["channels"], stem=about["stem"])
     wanted = {name: (tuple(x.shape), x.dtype) for name, x in model.state_dict().items()}
     found = {name: (tuple(x.shape), x.dtype) for name, x in tensors.items()}
     for name in sorted(wanted.keys() | found.keys()):

@@ -16,13 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from setwise import methods
 from setwise.data import ImageSet, MatchedSet, load, load_matched, matched_halves
 from setwise.evaluation.features import extract
 from setwise.evaluation.matching import choose_weight, match, match_quadratic
 from setwise.experiments import records
 from setwise.experiments.matching_page import write_page
-from setwise.methods import Matching
+from setwise.methods import Matching, create
 from setwise.recipe import Recipe
 from setwise.training.checkpoint import replacing
 from setwise.training.engine import Engine
@@ -90,7 +89,7 @@ def untrained(recipe: Recipe, data: MatchedSet, seed: int) -> Matching:
     """The method before its first step."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        method = methods.create(recipe, data)
+        method = create(recipe, data)
     assert isinstance(method, Matching)
     return method
 

@@ -8,13 +8,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from setwise.data import MatchedSet
 from setwise.evaluation.matching import match
 from setwise.experiments.page import Page
 from setwise.similarity import pairwise
 
-PAIRS, SCALE, GAP = 8, 3, 6  # pairs shown, pixels a pixel, pixels between pictures
+PAIRS = 8  # shown of each kind
+HEIGHT, MATRIX_SCALE = 96, 3  # pixels of an image, at least about; pixels of a matrix's entry
+LINE, GAP = 2, 14  # pixels within a group and between groups
 SHOWN = 60  # identities of the similarity matrices
 
 
@@ -78,28 +81,24 @@ def write_page(
 
 
 def _grid(rows: list[Tensor]) -> Tensor:
-    """Images [n, C, H, W] of each row side by side, one group a column: uint8 [3, H', W']."""
-    columns = []
-    for group in zip(*(x.cpu() for x in rows), strict=True):
-        column = [torch.nn.functional.pad(x.expand(3, -1, -1), (0, GAP // SCALE, 0, 1), value=255) for x in group]
-        columns.append(torch.cat(column, 2 if _tall(group[0]) else 1))
-    return _enlarged(torch.cat(columns, 2))
-
-
-def _tall(image: Tensor) -> bool:
-    """Whether a group's images stand beside each other: those that are higher than wide."""
-    return image.shape[1] >= 1.5 * image.shape[2]
+    """Groups of images, one of each of ``rows`` [n, C, H, W], all side by side: uint8 [3, H', W']."""
+    scale = max(1, HEIGHT // rows[0].shape[2])
+    groups = []
+    for group in zip(*(_enlarged(x.cpu().expand(-1, 3, -1, -1), scale) for x in rows), strict=True):
+        close = torch.cat([pad(x, (0, LINE), value=255) for x in group], 2)
+        groups.append(pad(close, (0, GAP), value=255))
+    return torch.cat(groups, 2)
 
 
 def _matrices(matrices: list[Tensor]) -> Tensor:
     """Matrices as grey pictures on one scale, side by side."""
     top = max(float(m.max()) for m in matrices) or 1.0
     pictures = [(m / top * 255).clamp(0, 255).to(torch.uint8)[None].expand(3, -1, -1) for m in matrices]
-    return _enlarged(torch.cat([torch.nn.functional.pad(x, (0, GAP // SCALE), value=255) for x in pictures], 2))
+    return torch.cat([pad(_enlarged(x, MATRIX_SCALE), (0, GAP), value=255) for x in pictures], 2)
 
 
-def _enlarged(image: Tensor) -> Tensor:
-    return image.repeat_interleave(SCALE, 1).repeat_interleave(SCALE, 2)
+def _enlarged(image: Tensor, scale: int) -> Tensor:
+    return image.repeat_interleave(scale, -2).repeat_interleave(scale, -1)
 
 
 def _png(image: Tensor) -> bytes:

@@ -15,6 +15,7 @@ import scipy
 import torch
 
 from setwise.training.checkpoint import write_text
+from setwise.version import __version__
 
 FORMAT = "setwise run 1"
 FILE = "record.json"
@@ -22,8 +23,6 @@ FILE = "record.json"
 
 def surroundings(device: torch.device) -> dict[str, Any]:
     """Where and with what something ran: commit, versions, hardware, command."""
-    from setwise import __version__
-
     hardware: dict[str, Any] = {"device": device.type, "machine": platform.machine(), "cores": os.cpu_count()}
     if device.type == "cuda":
         hardware |= {"name": torch.cuda.get_device_name(device), "cuda": torch.version.cuda}

@@ -10,13 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from setwise import methods
 from setwise.data import ImageSet, load
 from setwise.evaluation.features import extract, frozen
 from setwise.evaluation.knn import knn_accuracy
 from setwise.evaluation.probe import linear_probe
 from setwise.experiments import records
-from setwise.methods import Supervised
+from setwise.methods import Supervised, create_encoder
 from setwise.recipe import Recipe
 from setwise.training import checkpoint as checkpoints
 from setwise.training.checkpoint import Checkpoint
@@ -136,7 +135,7 @@ def evaluate_encoder(
 
 def encoder_of(found: Checkpoint) -> nn.Module:
     """The trained encoder of a checkpoint, on the CPU."""
-    encoder = methods.create_encoder(found.recipe, int(found.data["shape"][0]))
+    encoder = create_encoder(found.recipe, int(found.data["shape"][0]))
     state = found.encoder_state()
     encoder.to(next(iter(state.values())).dtype).load_state_dict(state)
     return encoder

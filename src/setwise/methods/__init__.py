@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from torch import nn
 
-from setwise import encoders
 from setwise.data import ImageSet, MatchedSet
+from setwise.encoders import create as create_by_name
+from setwise.encoders import projection_head
 from setwise.losses.presets import presets
 from setwise.methods.contrastive import Contrastive
 from setwise.methods.deepcluster import DeepCluster
@@ -35,7 +36,7 @@ __all__ = [
 
 def create_encoder(recipe: Recipe, channels: int) -> nn.Module:
     """The recipe's encoder for images of ``channels`` channels, with fresh weights."""
-    return encoders.create(recipe.encoder, channels=channels, stem=recipe.stem, initial=recipe.initial)
+    return create_by_name(recipe.encoder, channels=channels, stem=recipe.stem, initial=recipe.initial)
 
 
 def create(recipe: Recipe, data: ImageSet | MatchedSet) -> Method:
@@ -52,7 +53,7 @@ def create(recipe: Recipe, data: ImageSet | MatchedSet) -> Method:
     if recipe.method in CONTRASTIVE:
         assert recipe.loss is not None
         loss = presets(recipe.loss, beta=recipe.beta)
-        return Contrastive(encoder, encoders.projection_head(features, recipe.hidden, recipe.embedding), loss, views)
+        return Contrastive(encoder, projection_head(features, recipe.hidden, recipe.embedding), loss, views)
     if recipe.method in ("supervised", "random"):
         return Supervised(encoder, features, len(data.classes), views)
     if recipe.method == "rotation":

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from setwise import methods
 from setwise.data import ImageSet, MatchedSet
 from setwise.losses.parallel import distributed
-from setwise.methods import Batch, Contrastive, Matching, Method
+from setwise.methods import Batch, Contrastive, Matching, Method, create
 from setwise.methods.matching import draw_shots
 from setwise.recipe import Recipe
 from setwise.training.capture import captured
@@ -61,7 +60,7 @@ class Engine:
             )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            method = methods.create(recipe, data)
+            method = create(recipe, data)
         method.to(device, torch.float64 if self.precision == "float64" else torch.float32)
         if on_gpu:
             method.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

@@ -1,0 +1,144 @@
+"""Many runs: expanded from a table's name, skipped where their record is there, several at once, safe to interrupt.
+
+Every worker goes through the whole list and takes what has no record and no lock. So any number of workers may share
+the list, on one machine or on several that share the folder; records made elsewhere are simply copied into it.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing as mp
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock, Timeout
+
+from setwise.checks import check_option
+from setwise.experiments import records, runs
+from setwise.experiments.matching import run_matching
+from setwise.experiments.recipes import MATCHING_LOSSES, recipe
+from setwise.recipe import Recipe
+from setwise.training.checkpoint import write_text
+from setwise.training.errors import Interrupted, TrainingError
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run: a recipe's name, what is changed of it, a seed."""
+
+    name: str
+    recipe: Recipe
+    seed: int
+    variant: str = ""  # in words for a path, "beta-10"
+
+    def record(self, results: Path) -> Path:
+        """Where its record is or will be."""
+        return results / "runs" / self.name / self.variant / f"seed-{self.seed}.json"
+
+
+# Weights from which those of our own terms are chosen, for each loss, by validation accuracy.
+GRID = {"gap": (1.0, 3.0, 10.0, 30.0), "control": (1.0, 3.0, 10.0, 30.0)}
+MORE_SEEDS = 10  # of InfoNCE, for paired differences that can tell
+
+
+def table1(data: str, seeds: Sequence[int], instances: int | None) -> list[Job]:
+    """Instance matching: all eight rows of the paper's Table 1, and the terms that are ours with their weights."""
+    jobs = []
+    more = [*seeds, *range(max(seeds, default=0) + 1, MORE_SEEDS + 1)]
+    for loss in MATCHING_LOSSES:
+        for seed in more if loss == "infonce" else seeds:
+            for end in ("", "-qare"):
+                name = f"paper/{data}-matching-{loss}{end}"
+                jobs.append(Job(name, recipe(name), seed))
+            for term, weights in GRID.items():
+                name = f"setwise/{data}-matching-{loss}-{term}"
+                jobs += [Job(name, replace(recipe(name), beta=x), seed, f"beta-{x:g}") for x in weights]
+    if instances is not None:
+        jobs = [
+            replace(job, recipe=replace(job.recipe, instances=instances), variant=f"{job.variant}n{instances}")
+            for job in jobs
+        ]
+    return sorted(jobs, key=lambda job: job.seed)  # a whole table early
+
+
+TABLES: dict[str, Callable[[str, Sequence[int], int | None], list[Job]]] = {"table1": table1}
+
+
+def expand(
+    table: str, *, data: str = "cifar10", seeds: Sequence[int] = (1, 2, 3), only: str = "", instances: int | None = None
+) -> list[Job]:
+    """The runs of a table; ``only`` keeps those with this in their name."""
+    check_option(table, tuple(TABLES), "the table")
+    jobs = [job for job in TABLES[table](data, seeds, instances) if only in f"{job.name}/{job.variant}"]
+    if not jobs:
+        raise ValueError(f"expected runs with {only!r} in their name, got none in {table}")
+    return jobs
+
+
+def work(
+    jobs: Sequence[Job], results: Path, scratch: Path, device: torch.device, root: Path | None, quiet: bool = True
+) -> list[str]:
+    """Run what is not yet done and nobody else is at; what failed, in words."""
+    failed = []
+    for job in jobs:
+        path = job.record(results)
+        if path.exists():
+            continue
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with FileLock(path.with_suffix(".lock"), timeout=0):
+                if path.exists():
+                    continue
+                folder = scratch / job.name / job.variant / f"seed-{job.seed}"
+                run: Any = run_matching if job.recipe.method == "matching" else runs.pretrain
+                began = time.perf_counter()
+                record = run(
+                    job.recipe,
+                    folder,
+                    name=job.name,
+                    seed=job.seed,
+                    device=device,
+                    root=root,
+                    resume=True,
+                    quiet=quiet,
+                )
+                record = {"format": records.FORMAT, **record, "variant": job.variant}
+                write_text(path, json.dumps(record) + "\n")
+                print(f"{job.name} {job.variant} seed {job.seed}: {time.perf_counter() - began:.1f} s", flush=True)
+            path.with_suffix(".lock").unlink(missing_ok=True)
+        except Timeout:
+            continue
+        except Interrupted:
+            raise
+        except (TrainingError, ValueError, OSError) as error:
+            failed.append(f"{job.name} {job.variant} seed {job.seed}: {error}")
+            print(f"failed: {failed[-1]}", file=sys.stderr, flush=True)
+    return failed
+
+
+def reproduce(
+    jobs: Sequence[Job],
+    *,
+    results: Path,
+    scratch: Path,
+    device: torch.device,
+    root: Path | None = None,
+    at_once: int = 1,
+) -> int:
+    """Run the jobs, ``at_once`` side by side; how many records are missing in the end."""
+    if at_once == 1:
+        work(jobs, results, scratch, device, root)
+    else:
+        context = mp.get_context("spawn")
+        arguments = (list(jobs), results, scratch, device, root)
+        workers = [context.Process(target=work, args=arguments) for _ in range(at_once)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+    return sum(not job.record(results).exists() for job in jobs)
