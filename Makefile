@@ -13,7 +13,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
-demo: $(VENV)/.ready  ## the losses at work on the embedded digits data
+demo: $(VENV)/.ready  ## learn from the embedded digits, leave out/demo/index.html: about a minute
 	$(BIN)/setwise demo
 
 test: $(VENV)/.ready  ## the default suite, under 8 minutes on 2 cores

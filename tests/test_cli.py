@@ -11,13 +11,49 @@ from setwise import demo
 from setwise.cli import main
 
 
-def test_demo_trains_and_draws(tmp_path, capsys):
-    found = demo.run(out=tmp_path / "demo.png", steps=120)
-    assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
-    assert found["untrained"] < 0.1
-    assert found["InfoNCE"] > 0.2
-    assert found["one-to-one entropic"] > 0.2
-    assert "InfoNCE" in capsys.readouterr().out
+def test_demo_learns_and_leaves_a_page(tmp_path, capsys, monkeypatch):
+    out = tmp_path / "demo"
+    found = demo.run(out=out, seeds=1, epochs=3, steps=40)
+    probe = {name: runs[0]["final"]["probe_accuracy"] for name, runs in found.encoders.items()}
+    assert probe["untrained"] < 0.5
+    assert probe["SimCLR"] > 0.6
+    assert probe["SimCLR + QARe"] > 0.6
+    assert found.matching["untrained"] < 0.05
+    assert found.matching["InfoNCE"] > 0.1
+    assert found.matching["one-to-one entropic"] > 0.15
+    printed, page = capsys.readouterr().out, (out / "index.html").read_text()
+    share = f"{100 * found.matching['InfoNCE']:.1f}"
+    for text in (printed, page):
+        assert "no evidence" in text
+        assert text.count(share) >= 2  # in the table of losses and in the grid
+        assert f"{100 * probe['SimCLR + QARe']:.1f}" in text
+    assert "data:image/png;base64," in page
+    terms = found.encoders["SimCLR + QARe"][0]["epochs"]
+    assert f"3,{terms[2]['pairwise']:.5g}" in page
+    assert f"3,{terms[2]['regularizer']:.5g}" in page
+
+    # A second one takes away the runs of the first and nothing else; it goes without matplotlib too.
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    mine = out / "runs" / "simclr" / "seed-1" / "notes.txt"
+    mine.write_text("keep me")
+    demo.run(out=out, seed=2, seeds=1, epochs=1, steps=1)
+    page = (out / "index.html").read_text()
+    assert "matplotlib is not installed" in page
+    assert "<img" not in page
+    assert "runs/simclr/seed-2" in page
+    assert [path.name for path in mine.parent.iterdir()] == ["notes.txt"]
+    assert not (out / "runs" / "random" / "seed-1").exists()
+    assert (out / "runs" / "simclr" / "seed-2" / "record.json").exists()
+
+
+def test_demo_keeps_off_what_it_did_not_write(tmp_path):
+    for name in ("index.html", "runs"):
+        out = tmp_path / name / "out"
+        out.mkdir(parents=True)
+        (out / name).write_text("mine")
+        with pytest.raises(SystemExit, match=f"expected a new folder or one of an earlier demo.* {name} .*--out"):
+            main(["demo", "--out", str(out)])
+        assert [path.name for path in out.iterdir()] == [name]
 
 
 def test_help_lists_the_commands(capsys):
