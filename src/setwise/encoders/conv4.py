@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 from torch import Tensor, nn
+from torch.nn.functional import avg_pool2d
 
 from setwise.encoders.initial import released_weights_
+from setwise.kernels.conv import conv_norm
+from setwise.kernels.conv_plan import Pool
 
 
 class Conv4(nn.Module):
@@ -21,7 +26,23 @@ class Conv4(nn.Module):
         self.blocks = nn.Sequential(*blocks, nn.Flatten())
         released_weights_(self)
 
+    def _block(self, x: Tensor, i: int, pool: Pool) -> Tensor:
+        # Many processes put a BatchNorm of another class in its place.
+        conv, norm = cast(nn.Conv2d, self.blocks[4 * i]), cast(nn.BatchNorm2d, self.blocks[4 * i + 1])
+        return conv_norm(x, conv, norm, pool=pool)
+
+    def _later(self, x: Tensor) -> Tensor:
+        x = self._block(self._block(x, 1, "average"), 2, "average")
+        return self._block(x, 3, "global")
+
+    def first(self, images: Tensor) -> Tensor:
+        """The first layer's feature map [B, 8, H, W] of images [B, C, H, W], before its pool."""
+        return self._block(images, 0, "none")
+
+    def rest(self, first: Tensor) -> Tensor:
+        """Features [B, 64] of the first layer's."""
+        return self._later(avg_pool2d(first, 2))
+
     def forward(self, images: Tensor) -> Tensor:
         """Features [B, 64] of images [B, C, H, W], H and W at least 8."""
-        features: Tensor = self.blocks(images)
-        return features
+        return self._later(self._block(images, 0, "average"))

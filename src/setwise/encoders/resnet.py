@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, cast
 
-import torch
 from torch import Tensor, nn
-from torch.nn.functional import relu
 
 from setwise.checks import check_option
 from setwise.encoders.initial import released_weights_
+from setwise.kernels.conv import conv_norm, conv_norm_through
+from setwise.kernels.conv_plan import Pool
+
+
+def _layer(modules: nn.Sequential, x: Tensor, *, relu: bool = True) -> Tensor:
+    """What the convolution and the normalisation that ``modules`` start with make of ``x``."""
+    # Many processes put a BatchNorm of another class in its place.
+    return conv_norm(x, cast(nn.Conv2d, modules[0]), cast(nn.BatchNorm2d, modules[1]), relu=relu)
+
+
+def _pooled(blocks: nn.Sequential, x: Tensor) -> Tensor:
+    """All blocks, and a mean over the image after the last, [B, C]."""
+    *most, last = blocks
+    for block in most:
+        x = block(x)
+    pooled: Tensor = last(x, pool="global")
+    return pooled
 
 
 class BasicBlock(nn.Module):
@@ -28,10 +43,12 @@ class BasicBlock(nn.Module):
                 nn.Conv2d(channels_in, channels, 1, stride, bias=False), nn.BatchNorm2d(channels)
             )
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[B, C_in, H, W] → [B, C, H/stride, W/stride]."""
-        y = relu(self.norm1(self.conv1(x)))
-        return relu(self.norm2(self.conv2(y)) + self.shortcut(x))
+    def forward(self, x: Tensor, pool: Pool = "none") -> Tensor:
+        """[B, C_in, H, W] → [B, C, H/stride, W/stride], or [B, C] with a "global" pool."""
+        y, x = conv_norm_through(x, self.conv1, self.norm1)
+        if isinstance(self.shortcut, nn.Sequential):
+            x = _layer(self.shortcut, x, relu=False)
+        return conv_norm(y, self.conv2, self.norm2, residual=x, pool=pool)
 
 
 def _stages(channels_in: int, widths: Sequence[int], depths: Sequence[int]) -> nn.Sequential:
@@ -58,10 +75,18 @@ class CifarResNet(nn.Module):
         self.project = nn.Linear(64, 64)
         released_weights_(self)
 
+    def first(self, images: Tensor) -> Tensor:
+        """The first layer's feature map [B, 16, H, W] of images [B, C, H, W]."""
+        return _layer(self.stem, images)
+
+    def rest(self, first: Tensor) -> Tensor:
+        """Features [B, 64] of the first layer's."""
+        features: Tensor = self.project(_pooled(self.blocks, first))
+        return features
+
     def forward(self, images: Tensor) -> Tensor:
         """Features [B, 64] of images [B, C, H, W]."""
-        features: Tensor = self.project(torch.mean(self.blocks(self.stem(images)), (2, 3)))
-        return features
+        return self.rest(self.first(images))
 
 
 class ResNet(nn.Module):
@@ -90,6 +115,14 @@ class ResNet(nn.Module):
         self.blocks = _stages(64, (64, 128, 256, 512), (2, 2, 2, 2) if depth == 18 else (3, 4, 6, 3))
         released_weights_(self)  # which is torchvision's own: Kaiming's normal by fan-out
 
+    def first(self, images: Tensor) -> Tensor:
+        """The first layer's feature map [B, 64, H', W'] of images [B, C, H, W], before its pool."""
+        return _layer(self.stem, images)
+
+    def rest(self, first: Tensor) -> Tensor:
+        """Features [B, 512] of the first layer's."""
+        return _pooled(self.blocks, self.stem[3](first))
+
     def forward(self, images: Tensor) -> Tensor:
         """Features [B, 512] of images [B, C, H, W]."""
-        return torch.mean(self.blocks(self.stem(images)), (2, 3))
+        return self.rest(self.first(images))

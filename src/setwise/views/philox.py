@@ -5,6 +5,8 @@ Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -14,6 +16,12 @@ WEYL = (0x9E3779B9, 0xBB67AE85)  # what the key grows by in every round
 MASK = 0xFFFFFFFF
 
 
+@cache
+def _constants(device: torch.device) -> Tensor:
+    """Both rows of constants, made once: a copy to a GPU waits, and cannot be captured in a graph."""
+    return torch.tensor([MULTIPLIERS, WEYL], device=device)
+
+
 def philox(counter: Tensor, key: Tensor) -> Tensor:
     """Four random words for every counter.
 
@@ -21,7 +29,7 @@ def philox(counter: Tensor, key: Tensor) -> Tensor:
     """
     # Words 0 and 2 are multiplied, 1 and 3 are added; each pair is one tensor, which halves the number of operations.
     pair = [2] + [1] * (counter.ndim - 1)
-    multipliers, weyl = torch.tensor([MULTIPLIERS, WEYL], device=counter.device)
+    multipliers, weyl = _constants(counter.device)
     keys = torch.arange(ROUNDS, device=counter.device)[:, None] * weyl + key
     multipliers, even, odd = multipliers.view(pair), counter[0::2], counter[1::2]
     for round_key in keys.view(ROUNDS, *pair).unbind():
