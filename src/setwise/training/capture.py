@@ -10,19 +10,28 @@ import torch
 WARM_UP = 3  # runs before a capture: libraries choose their kernels and allocate what they keep
 
 
-def captured(run: Callable[[], object], pool: Any = None) -> Callable[[], None]:
+def captured(
+    run: Callable[[], object], pool: Any = None, before: Callable[[], object] | None = None
+) -> Callable[[], None]:
     """``run`` as the replay of a CUDA graph. Fails if anything in it waits for the device.
 
-    It is run ``WARM_UP`` times first: what it changes is changed. Graphs that are never replayed at once may share
-    their memory: give the ``torch.cuda.graph_pool_handle()`` of the others.
+    It is run ``WARM_UP`` times first, each time after ``before``: what it changes is changed. Graphs that are never
+    replayed at once may share their memory: give the ``torch.cuda.graph_pool_handle()`` of the others.
     """
     stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(WARM_UP):
+            if before is not None:
+                before()
             run()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=pool):
         run()
-    return graph.replay
+
+    def replay(keep: object = run) -> None:
+        # A graph knows addresses only: the tensors that ``run`` refers to have to live as long as it does.
+        graph.replay()
+
+    return replay

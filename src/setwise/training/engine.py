@@ -195,8 +195,7 @@ class Engine:
         for rows in sorted(set(self.sizes), reverse=True):
             run = self._runner(rows // self.processes.size)
             if capture:
-                self.begin(0)
-                run = captured(run, pool)
+                run = captured(run, pool, before=lambda: self.begin(0))
             self._runs[rows] = run
         self._undo(before)
 
@@ -218,7 +217,8 @@ class Engine:
         def run() -> None:
             samples = self._order[self._place + offsets]
             batch = self._batch(samples)
-            self._rate.copy_(self._rates[self._turn])
+            # An index of shape [1]: one of shape [] would be read by the host.
+            self._rate.copy_(self._rates[self._turn[None]][0])
             self.optimizer.zero_grad()
             with torch.autocast(**autocast):
                 terms = self.model(batch)
