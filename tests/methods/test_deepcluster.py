@@ -68,7 +68,7 @@ def test_labels_centres_and_inertia_belong_together():
         labels = torch.cdist(points.double(), again).argmin(1)
         again = torch.stack([points[labels == k].double().mean(0) for k in range(20)])
     better = torch.cdist(points.double(), again).square().amin(1).sum().item()
-    assert better <= found.inertia.item() <= 1.02 * better
+    assert better <= found.inertia.item() <= 1.05 * better
 
 
 def test_more_starts_and_iterations_are_better():
