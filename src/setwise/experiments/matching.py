@@ -10,6 +10,7 @@ from __future__ import annotations
 import statistics
 import time
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -48,13 +49,17 @@ def matching_data(recipe: Recipe, root: Path | None) -> MatchingData:
 
     Halves of a set's own test images are the held-out sets; CUHK-03 has none.
     """
+    return _matching_data(recipe.data, root, recipe.split_seed, recipe.instances)
+
+
+@lru_cache(maxsize=1)  # many runs in a row are of the same data
+def _matching_data(name: str, root: Path | None, seed: int, instances: int | None) -> MatchingData:
     train_set, val, test = (
-        load_matched(recipe.data, root, split=split, seed=recipe.split_seed, instances=recipe.instances)
-        for split in ("train", "val", "test")
+        load_matched(name, root, split=split, seed=seed, instances=instances) for split in ("train", "val", "test")
     )
     held_out = []
     if not train_set.name.startswith("cuhk03"):
-        more = matched_halves(load(recipe.data, root, split="test"))
+        more = matched_halves(load(name, root, split="test"))
         count = min(HELD_OUT, len(more) // len(test))
         held_out = [
             more.select(torch.arange(i * len(test), (i + 1) * len(test)), split="held out") for i in range(count)
