@@ -263,7 +263,7 @@ class TestKernel:
 
     pytestmark = gpu
 
-    @pytest.mark.parametrize("n", [1, 2, 3, 16, 17, 32, 33, 64, 65, 66, 96, 127, 128, 129])
+    @pytest.mark.parametrize("n", [1, 2, 3, 16, 17, 32, 33, 64, 65, 66, 96, 127, 128, 129, 144, 145])
     def test_accuracy(self, n: int) -> None:
         named = families(n)
         values, vectors = eigh(torch.from_numpy(np.stack(list(named.values()))).cuda())

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from setwise.kernels.views import BLOCKS, EXP_COEFFICIENTS, EXP_HALVINGS, TRIES, Parameters, Ranges
-from setwise.views.philox import MASK, philox
+from setwise.views.philox import words_of
 
 ORDERS = tuple(permutations(range(4)))  # lexicographic
 
@@ -59,47 +59,40 @@ def fallback_box(size: tuple[int, int], aspect: tuple[float, float]) -> tuple[in
 
 
 def resized_box(words: Tensor, size: tuple[int, int], ranges: Ranges) -> Tensor:
-    """Top, left, height, width [B, 4] of a crop of random area and aspect: the first of ten tries that fits."""
-    height, width = size
-    tries = uniform(words[:, :, : TRIES // 2]).view(2, 2, -1, TRIES // 2)
-    tries = tries.permute(1, 2, 3, 0).flatten(2)  # area and aspect [2, B, TRIES]
-    area = (tries[0] * ranges.area[1] + ranges.area[0]) * (height * width)
-    aspect = exponential(tries[1] * ranges.log_aspect[1] + ranges.log_aspect[0])
-    h = (area / aspect).sqrt_().round_().long()
-    w = (area * aspect).sqrt_().round_().long()
-    fits = (w > 0) & (w <= width) & (h > 0) & (h <= height)
-    first = fits.byte().argmax(1, keepdim=True)
-    h, w = h.gather(1, first)[:, 0], w.gather(1, first)[:, 0]
-    top, left = below(words[0, :, 5], height - h + 1), below(words[1, :, 5], width - w + 1)
-    found = torch.stack([top, left, h, w], 1)
-    return torch.where(fits.any(1, keepdim=True), found, found.new_tensor(ranges.fallback))
+    """Top, left, height, width [4, B] of a crop of random area and aspect: the first of ten tries that fits."""
+    tries = uniform(words[:, : TRIES // 2]).view(2, 2, TRIES // 2, -1)
+    area, aspect = tries.permute(1, 2, 0, 3).reshape(2, TRIES, -1)
+    area = area.mul_(ranges.area[1]).add_(ranges.area[0]).mul_(size[0] * size[1])
+    aspect = exponential(aspect.mul_(ranges.log_aspect[1]).add_(ranges.log_aspect[0]))
+    sides = torch.stack([area / aspect, area * aspect]).sqrt_().round_().long()  # [2, TRIES, B]
+    limits = sides.new_tensor(size).view(2, 1, 1)
+    high, wide = (sides > 0) & (sides <= limits)
+    fits, first = (high & wide).byte().max(0)  # the first of several
+    sides = sides.gather(1, first.expand(2, 1, -1))
+    found = torch.cat([below(words[:2, 5:6], limits - sides + 1), sides])[:, 0]
+    return torch.where(fits.bool(), found, found.new_tensor(ranges.fallback)[:, None])
 
 
 def draw(
     ranges: Ranges, samples: Tensor, seed: Tensor, epoch: Tensor, view: int | Tensor, size: tuple[int, int]
 ) -> Parameters:
     """Parameters of a view of each sample. ``samples`` [B], ``seed`` and ``epoch`` [] int64; ``view`` may be [B]."""
-    counter = samples.new_empty(4, len(samples), BLOCKS)
-    counter[0] = (samples & MASK)[:, None]
-    counter[1] = ((samples >> 32) & MASK)[:, None]
-    counter[2] = epoch & MASK
-    first = 16 * view[:, None] if isinstance(view, Tensor) else 16 * view
-    counter[3] = first + torch.arange(BLOCKS, device=samples.device)
-    words = philox(counter, torch.stack([seed & MASK, (seed >> 32) & MASK]))  # [4, B, BLOCKS]
+    blocks = torch.arange(BLOCKS, device=samples.device)[:, None] + 16 * view
+    words = words_of(samples, seed, epoch, blocks)  # [4, BLOCKS, B]
     if ranges.crop == "resized":
         box = resized_box(words, size, ranges)
     else:
         margin = ranges.padding if ranges.crop == "padded" else 0
-        corner = below(words[:2, :, 5].T, 2 * margin + 1) - margin
-        box = torch.cat([corner, corner.new_tensor([size]).expand(len(samples), 2)], 1)
-    switches, colours, rest = uniform(words[:, :, 5:].movedim(0, 2)).unbind(1)  # [B, 4] each
-    low, span = (colours.new_tensor(numbers) for numbers in (ranges.factors_low, ranges.factors_span))
+        corner = below(words[:2, 5], 2 * margin + 1) - margin
+        box = torch.cat([corner, corner.new_tensor(size)[:, None].expand_as(corner)])
+    switches, colours, rest = uniform(words[:, 5:]).unbind(1)  # [4, B] each
+    low, span = colours.new_tensor([ranges.factors_low, ranges.factors_span])[..., None]
     orders = torch.tensor(ORDERS, dtype=torch.int32, device=samples.device)
     return Parameters(
-        box=box.int(),
-        flip=switches[:, 2] < ranges.flip,
-        jitter=switches[:, 3] < ranges.jitter,
-        factors=(colours * span + low).float(),
-        order=orders[below(words[0, :, 7], len(ORDERS))],
-        grey=rest[:, 1] < ranges.grey,
+        box=box.T.int().contiguous(),
+        flip=switches[2] < ranges.flip,
+        jitter=switches[3] < ranges.jitter,
+        factors=(colours * span + low).T.float().contiguous(),
+        order=orders[below(words[0, 7], len(ORDERS))],
+        grey=rest[1] < ranges.grey,
     )

@@ -193,11 +193,14 @@ class Views:
         out = kernels.views(ranges, finish, images, samples, seed, epoch, first, count)
         if out is not None:
             return out
-        with torch.inference_mode():  # as in render.py
+        view: int | Tensor = first
+        if count > 1:
             view = torch.arange(first, first + count, device=samples.device).repeat_interleave(len(samples))
-            parameters = plain_draw.draw(ranges, samples.repeat(count), seed, epoch, view, size)
-        out = plain_render.apply(images.repeat(count, 1, 1, 1) if count > 1 else images, parameters, finish)
-        pairs: Tensor = torch.unflatten(out, 0, (count, len(images)))
+            images, samples = images.repeat(count, 1, 1, 1), samples.repeat(count)
+        with torch.inference_mode():  # as in render.py
+            parameters = plain_draw.draw(ranges, samples, seed, epoch, view, size)
+        out = plain_render.apply(images, parameters, finish)
+        pairs: Tensor = torch.unflatten(out, 0, (count, len(images) // count))
         return pairs
 
 
@@ -269,14 +272,26 @@ PRESETS = {
         jitter=0.8,
         grey=0.2,
     ),
+    # SimCLR's for CIFAR at half strength, as today's libraries train it.
+    "modern": Views(
+        crop="resized",
+        flip=0.5,
+        brightness=0.4,
+        contrast=0.4,
+        saturation=0.4,
+        hue=0.1,
+        jitter=0.8,
+        grey=0.2,
+    ),
     "supervised": Views(crop="padded", padding=4, flip=0.5),
+    "flip": Views(flip=0.5),
     "matching": Views(flip=0.5, brightness=0.1, contrast=0.1, saturation=0.1, hue=0.1, jitter=1.0),
     "none": Views(),
 }
 
 
 def preset(name: str, *, mean: tuple[float, ...] = (0.0,), std: tuple[float, ...] = (1.0,)) -> Views:
-    """The views of that name with a normalisation: "self-supervised", "supervised", "matching" or "none".
+    """The views of that name, one of ``PRESETS``, with a normalisation.
 
     ``dataclasses.replace`` changes a number: 64 x 64 images take ``replace(preset("supervised"), padding=8)``.
     """

@@ -2,8 +2,8 @@
 
 The operations are torchvision's, on values in [0, 1] that are clamped after each part of the jitter and never rounded
 to bytes on the way. A crop is at most as large as the image, so that enlarging it is bilinear with no need of
-antialiasing. Sums and products are rounded one by one, never fused, and a sample's sums run over nothing but its own
-pixels: its view is the same bits in whatever batch it is computed.
+antialiasing. Every operation here rounds a value in the same way wherever it is in memory, and a sample's sums run over
+nothing but its own pixels: its view is the same bits in whatever batch it is computed.
 """
 
 from __future__ import annotations
@@ -15,48 +15,54 @@ from torch import Tensor
 from setwise.kernels.views import Finish, Parameters
 
 GREY = (0.2989, 0.587, 0.114)  # of red, green, blue: torchvision's
-CENTRES = (0.0, 2.0, -2.0)  # hues of red, green, blue in sixths of a turn
+CENTRES = (0.0, 1 / 3, -1 / 3)  # hues of red, green, blue in turns
 CHUNK = 2**20  # values worked on at a time: a few such arrays fit into a cache
 
 
-def _between(start: Tensor, crop: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Two neighbours in the image, and their weights, for each of ``size`` places of the enlarged crop: [2, B, size].
+def _neighbours(box: Tensor, flip: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """The two places in the image, and their weights, that each row and column of the enlarged crop lies between.
 
-    A place outside of the image has weight 0, hence is black.
+    Both [2, B, max(size), 2], rows first. A place outside of the image has weight 0, hence is black.
     """
-    places = torch.arange(size, device=start.device) + 0.5
-    x = (places * (crop / size)[:, None]).sub_(0.5).clamp_(min=0)
-    last = crop[:, None] - 1
-    near = x.int().minimum(last)
+    sizes = box.new_tensor(size).view(2, 1, 1)
+    start, crop = box.T.reshape(2, 2, -1, 1)
+    places = torch.arange(max(size), device=box.device) + 0.5
+    mirrored = torch.where(flip[:, None], size[1] - places, places)
+    x = torch.stack([places.expand_as(mirrored), mirrored]).mul_(crop / sizes).sub_(0.5).clamp_(min=0)
+    near = x.int()
     share = x.sub_(near)
-    at = torch.stack([near, (near + 1).minimum(last)]).add_(start[:, None])
-    inside = (at >= 0) & (at < size)
-    return at.clamp_(0, size - 1).long(), torch.stack([1 - share, share]).mul_(inside)
+    at = torch.stack([near, (near + 1).minimum(crop - 1)], -1).add_(start[..., None])
+    weights = torch.stack([1 - share, share], -1)
+    if not ((start >= 0) & (start + crop <= sizes)).all():
+        inside = at.clamp(min=0).minimum(sizes[..., None] - 1)
+        at, weights = inside, weights.mul_(inside == at)
+    return at, weights
+
+
+def _blended(table: Tensor, pairs: Tensor, weights: Tensor) -> Tensor:
+    """Weighted sums of two rows of the table each: rows are contiguous, and a bag is the fastest way to join them."""
+    return F.embedding_bag(pairs.view(-1, 2), table, mode="sum", per_sample_weights=weights.reshape(-1, 2))
 
 
 def cropped(images: Tensor, at: Tensor, box: Tensor, flip: Tensor, scratch: Tensor) -> Tensor:
     """Crops of the images number ``at`` [B], enlarged to their size, flipped, in [0, 1]: float32 [B, C, H, W].
 
-    ``scratch`` [2, B, C, H, W] is room to work in.
+    ``scratch`` [B, C, H, W] is room to work in.
     """
     b, c, h, w = images.shape
     if not flip.any() and (box == box.new_tensor([0, 0, h, w])).all():
         return images.index_select(0, at) * (1 / 255)
-    top, left, height, width = box.unbind(1)
-    rows, row_weights = _between(top, height, h)
-    columns, column_weights = _between(left, width, w)
-    columns, column_weights = (torch.where(flip[:, None], x.flip(-1), x) for x in (columns, column_weights))
-    # Rows are contiguous, and a bag of two weighted rows is the fastest way to join them.
-    planes = at[:, None] * c + torch.arange(c, device=images.device)
-    bags = planes[..., None, None] * h + rows.movedim(0, -1)[:, None]  # [B, C, H, 2]
-    weights = (row_weights / 255).movedim(0, -1)[:, None].expand_as(bags)
-    table = scratch[0].copy_(images).view(-1, w)
-    x = F.embedding_bag(bags.reshape(-1, 2), table, mode="sum", per_sample_weights=weights.reshape(-1, 2))
-    x = x.view(b, c, h, w)
-    for part, column, weight in zip(scratch, columns, column_weights, strict=True):
-        torch.gather(x, 3, column[:, None, None].expand_as(x), out=part)
-        part.mul_(weight[:, None, None])
-    return torch.add(scratch[0], scratch[1], out=x)
+    (rows, columns), (row_weights, column_weights) = _neighbours(box, flip, (h, w))
+    # First within the rows. For that columns are made contiguous, which is fastest while the images are bytes,
+    table = scratch.view(b, w, c, h).copy_(images.permute(0, 3, 1, 2).contiguous()).view(b * w, c * h)
+    pairs = at.int().view(-1, 1, 1) * w + columns[:, :w]
+    turned = _blended(table, pairs, column_weights[:, :w] / 255).view(b, w, c, h)
+    # and for the columns rows again, as int32: torch moves them about twice as fast as float32.
+    table = scratch.view(torch.int32).copy_(turned.view(torch.int32).permute(0, 2, 3, 1)).view(torch.float32)
+    del turned  # see _apply
+    planes = torch.arange(0, b * c * h, h, dtype=torch.int32, device=images.device).view(b, c, 1, 1)
+    pairs, weights = planes + rows[:, None, :h], row_weights[:, None, :h].expand(-1, c, -1, -1)
+    return _blended(table.view(-1, w), pairs, weights).view(b, c, h, w)
 
 
 def grey_of(x: Tensor) -> Tensor:
@@ -74,18 +80,16 @@ def brighten(x: Tensor, factor: Tensor) -> None:
 
 def contrast(x: Tensor, factor: Tensor) -> None:
     """Blend with the mean lightness of the image, in place."""
-    rows = x.flatten(0, 1)
     # A single long row torch would divide between threads, and add it up in another order than one of several.
-    means = rows.mean(1) if len(rows) > 1 else rows.repeat(2, 1).mean(1)[:1]
-    mean = grey_of(means.view(*x.shape[:2], 1)).mul_(1 - factor)
+    means = x.mean(2, keepdim=True) if x[..., 0].numel() > 1 else x.repeat(2, 1, 1).mean(2, keepdim=True)[:1]
+    mean = grey_of(means).mul_(1 - factor)
     x.mul_(factor[:, None]).add_(mean[:, None]).clamp_(0, 1)
 
 
 def saturate(x: Tensor, factor: Tensor) -> None:
     """Blend with the lightness of the pixel, in place; one channel is left as it is."""
     if x.shape[1] == 3:
-        grey = grey_of(x).mul_(1 - factor)
-        x.mul_(factor[:, None]).add_(grey[:, None]).clamp_(0, 1)
+        torch.lerp(grey_of(x)[:, None], x, factor[:, None], out=x).clamp_(0, 1)
 
 
 def shift_hue(x: Tensor, turns: Tensor) -> None:
@@ -96,55 +100,73 @@ def shift_hue(x: Tensor, turns: Tensor) -> None:
         h = +-(1 + G + B - R),    the sign that of G - B,
 
     and a channel whose own hue is t away from it, |t| <= 6, has min + chroma * (clamp(||t| - 3|, 1, 2) - 1):
-    the six cases of the textbook without a branch.
+    the six cases of the textbook without a branch. Here h and t are multiplied by the chroma, which may be 0.
     """
     if x.shape[1] == 1:
         return
     red, green, blue = x.unbind(1)
-    low = torch.minimum(red, green).minimum(blue)
-    chroma = torch.maximum(red, green).maximum(blue).sub_(low)
-    # Without chroma every hue gives the same grey: 0 / tiny is as good as any.
-    hue = (green + blue).sub_(red).sub_(low).div_(chroma.clamp(min=torch.finfo(x.dtype).tiny)).add_(1)
-    hue = torch.copysign(hue, green - blue).add_(6 * turns)
-    hue.sub_((hue * (1 / 6)).round_(), alpha=6)  # in [-3, 3]
-    share = hue[:, None] - hue.new_tensor(CENTRES).view(3, 1)
-    share.abs_().sub_(3).abs_().clamp_(1, 2).mul_(chroma[:, None])
-    torch.add(share, low.sub_(chroma)[:, None], out=x)
+    low, high = x.amin(1), x.amax(1)
+    chroma = high - low
+    base = low - chroma
+    hue = (green + blue).sub_(red).sub_(base).copysign_(green - blue)
+    away = turns - turns.new_tensor(CENTRES)
+    away.sub_(away.round())  # at most half a turn
+    torch.addcmul(hue[:, None], chroma[:, None], away[..., None], value=6, out=x)
+    x.abs_().sub_(chroma[:, None], alpha=3).abs_().add_(base[:, None]).clamp_(low[:, None], high[:, None])
 
 
-PARTS = (brighten, contrast, saturate, shift_hue)
+def leave(x: Tensor, factor: Tensor) -> None:
+    """Samples without jitter stay as they are."""
+
+
+PARTS = (brighten, contrast, saturate, shift_hue, leave)
+
+
+def jittered(x: Tensor, spare: Tensor, factors: Tensor, counts: list[list[int]], moves: Tensor) -> Tensor:
+    """The colour jitter of x [B, C, P], whose memory and that of ``spare`` is overwritten.
+
+    For each of four turns: the number of samples that are due each part, and their ``factors`` [4, B] in this order.
+    ``moves`` [3, B] is where they come from in the turn before; they are moved when they are due, to be in the caches.
+    """
+    for turn, lengths in enumerate(counts):
+        if turn:
+            x, spare, sources = spare, x, torch.split(moves[turn - 1], lengths)
+        runs = zip(PARTS, torch.split(x, lengths), torch.split(factors[turn, :, None], lengths), strict=True)
+        for k, (part, colours, factor) in enumerate(runs):
+            if turn:
+                torch.index_select(spare, 0, sources[k], out=colours)
+            if len(colours):
+                part(colours, factor)
+    return x
 
 
 def _apply(images: Tensor, parameters: Parameters, finish: Finish, out: Tensor) -> None:
     b, c, h, w = images.shape
-    # Samples are kept in the order of the part whose turn it is, those without jitter last: a part is then a few
-    # operations on one slice. ``at`` says which sample is at each place.
-    turns = torch.where(parameters.jitter[:, None], parameters.order, len(PARTS)).T.contiguous()
-    orders = turns.argsort().unbind()
-    at = orders[0]
+    box, flip, jitter, factors, order, grey = parameters
+    # In every turn the samples are in the order of the part that they are due, those without jitter last: a part is
+    # then a few operations on one slice. ``at`` says which sample is at each place, ``places`` where each sample is.
+    turns = torch.where(jitter[:, None], order, PARTS.index(leave)).T.contiguous()
+    at = turns.argsort()
+    places = at.argsort()
     # One block of memory, used again and again: malloc hands back to the system what is free beyond twice the largest
-    # block it has seen, and to have it mapped and cleared anew in every call costs more than the arithmetic.
-    scratch = torch.empty(2, b, c, h, w, device=images.device)
-    x = cropped(images, at, parameters.box[at], parameters.flip[at], scratch).view(b, c, h * w)
-    spare = scratch[0].view(b, c, h * w)
-    for turn, now in zip(turns, orders, strict=True) if parameters.jitter.any() else ():
-        if now is not at:
-            torch.index_select(x, 0, at.argsort()[now], out=spare)
-            x, spare, at = spare, x, now
-        counts = turn.bincount(minlength=len(PARTS) + 1).tolist()
-        runs = zip(PARTS, torch.split(x, counts), torch.split(parameters.factors[at], counts), strict=False)
-        for k, (part, colours, factors) in enumerate(runs):
-            if len(colours):
-                part(colours, factors[:, k, None])
+    # block it has seen, and to have it mapped and cleared anew in every call costs more than the arithmetic. So the
+    # block is larger than what is used of it, which costs nothing.
+    scratch = torch.empty(6, b, c, h, w, device=images.device)[0]
+    x = cropped(images, at[0], box[at[0]], flip[at[0]], scratch).view(b, c, h * w)
+    if jitter.any():
+        cells = turns + torch.arange(0, 4 * len(PARTS), len(PARTS), device=x.device)[:, None]
+        counts = cells.flatten().bincount(minlength=4 * len(PARTS)).view(4, -1).tolist()
+        moves = places[:-1].gather(1, at[1:])
+        x = jittered(x, scratch.view(x.shape), factors.gather(1, order.long()).T.gather(1, at), counts, moves)
     if c == 3:
-        which = parameters.grey[at].nonzero()[:, 0]
+        which = places[-1].masked_select(grey)
         x.index_copy_(0, which, grey_of(x.index_select(0, which))[:, None].expand(-1, c, -1))
-    scale, shift = (x.new_tensor(numbers).view(c, 1) for numbers in (finish.scale, finish.shift))
+    scale, shift = x.new_tensor([finish.scale, finish.shift])[..., None]
     x.mul_(scale).add_(shift)
     if out.dtype == x.dtype and out.is_contiguous():
-        torch.index_select(x, 0, at.argsort(), out=out.view(b, c, h * w))
+        torch.index_select(x, 0, places[-1], out=out.view(x.shape))
     else:
-        out.copy_(x.index_select(0, at.argsort()).view(out.shape))
+        out.copy_(x.index_select(0, places[-1]).view(out.shape))
 
 
 def apply(images: Tensor, parameters: Parameters, finish: Finish) -> Tensor:
