@@ -42,3 +42,9 @@ def test_bad_costs():
         sw.assignment.solve_linear(torch.zeros(0, 0))
     with pytest.raises(ValueError, match="1 NaN or infinite of 4 values"):
         sw.assignment.solve_linear(torch.tensor([[0.0, float("nan")], [1.0, 2.0]]))
+
+
+def test_a_collapsed_encoder_is_not_perfect():
+    """All costs are equal: the identity is one optimum of many, and nothing says that it is the true one."""
+    z = torch.ones(200, 4)
+    assert sw.matching_accuracy(z, z) < 0.05

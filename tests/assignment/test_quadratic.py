@@ -187,6 +187,14 @@ def test_heuristics_on_tiny_problems(method: str, n: int) -> None:
             assert solution.value == pytest.approx(values.max())
 
 
+def test_initial_permutation_is_kept_where_it_is_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quadratic, "_frank_wolfe", lambda a, *_: np.arange(len(a)))  # wherever that may lead
+    for seed in range(8):
+        a, b, linear = problem(6, seed)
+        best = torch.tensor(list(permutations(range(6)))[enumerate_values(a, b, linear).argmin()])
+        assert solve_quadratic(a, b, linear, method="faq", initial=best).permutation.tolist() == best.tolist()
+
+
 def test_swap_changes_are_differences_of_the_objective() -> None:
     n, walks = 7, 3
     a, b, linear = problem(n, 5)
@@ -370,28 +378,22 @@ def test_equation_5_points_the_wrong_way_for_distances() -> None:
 
 
 def test_errors() -> None:
-    x = torch.rand(4, 4)
-    with pytest.raises(ValueError, match=r"expected a to be square, of shape \(\.\.\., N, N\), got \(4, 3\)"):
-        solve_quadratic(x[:, :3], x)
-    with pytest.raises(ValueError, match=r"expected b of shape \(4, 4\) like a, got \(3, 3\)"):
-        solve_quadratic(x, x[:3, :3])
-    with pytest.raises(ValueError, match=r"expected linear of shape \(4, 4\) like a, got \(3, 3\)"):
-        solve_quadratic(x, x, x[:3, :3])
-    with pytest.raises(ValueError, match=r"one problem at a time, got \(2, 4, 4\)"):
-        solve_quadratic(x.expand(2, 4, 4), x)
-    with pytest.raises(ValueError, match="expected b of dtype torch.float32 like a"):
-        solve_quadratic(x, x.double())
-    with pytest.raises(ValueError, match="expected a of a floating-point dtype, got torch.int64"):
-        solve_quadratic(x.long(), x)
-    with pytest.raises(ValueError, match="expected linear to be finite"):
-        solve_quadratic(x, x, x / 0)
-    with pytest.raises(ValueError, match="at least one row"):
-        solve_quadratic(x[:0, :0], x[:0, :0])
-    with pytest.raises(ValueError, match="expected method to be one of .* did you mean 'exact'"):
-        solve_quadratic(x, x, method="exactly")
-    with pytest.raises(ValueError, match="expected N <= 16 for method 'exact', got 17; use 'tabu' or 'faq'"):
-        solve_quadratic(torch.rand(17, 17), torch.rand(17, 17), method="exact")
-    with pytest.raises(ValueError, match=r"expected permutation of shape \(4,\) and dtype torch.int64, got"):
-        quadratic_objective(x, x, torch.arange(3))
-    with pytest.raises(ValueError, match=r"to hold each of 0\.\.3 once, got \[0, 1, 1, 3\]"):
-        quadratic_objective(x, x, torch.tensor([0, 1, 1, 3]))
+    x, large, swap = torch.rand(4, 4), torch.rand(17, 17), torch.tensor([1, 0, 2, 3])
+    for call, message in (
+        (lambda: solve_quadratic(x[:, :3], x), r"expected a to be square, of shape \(\.\.\., N, N\), got \(4, 3\)"),
+        (lambda: solve_quadratic(x, x[:3, :3]), r"expected b of shape \(4, 4\) like a, got \(3, 3\)"),
+        (lambda: solve_quadratic(x, x, x[:3, :3]), r"expected linear of shape \(4, 4\) like a, got \(3, 3\)"),
+        (lambda: solve_quadratic(x.expand(2, 4, 4), x), r"one problem at a time, got \(2, 4, 4\)"),
+        (lambda: solve_quadratic(x, x.double()), "expected b of dtype torch.float32 like a"),
+        (lambda: solve_quadratic(x.long(), x), "expected a of a floating-point dtype, got torch.int64"),
+        (lambda: solve_quadratic(x, x, x / 0), "expected linear to be finite"),
+        (lambda: solve_quadratic(x[:0, :0], x[:0, :0]), "at least one row"),
+        (lambda: solve_quadratic(x, x, method="exactly"), "expected method to be one of .* did you mean 'exact'"),
+        (lambda: solve_quadratic(large, large, method="exact"), "N <= 16 for method 'exact', got 17; use 'tabu' or"),
+        (lambda: solve_quadratic(x, x, initial=swap), "expected initial with method 'faq' only, got it with 'exact'"),
+        (lambda: solve_quadratic(x, x, method="faq", initial=swap // 2), r"initial to hold each of 0\.\.3 once, got"),
+        (lambda: quadratic_objective(x, x, swap[:3]), r"expected permutation of shape \(4,\) and dtype torch.int64"),
+        (lambda: quadratic_objective(x, x, swap // 2 * 2), r"to hold each of 0\.\.3 once, got \[0, 0, 2, 2\]"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()

@@ -1,8 +1,19 @@
-"""What frozen features are worth: linear probe, nearest neighbours; and the encoder as files for others to use."""
+"""What frozen features are worth: linear probe, neighbours, matching; and the encoder as files for others to use."""
 
 from setwise.evaluation.export import load_encoder
 from setwise.evaluation.features import extract, frozen
 from setwise.evaluation.knn import knn_accuracy
+from setwise.evaluation.matching import Matching, match, match_quadratic
 from setwise.evaluation.probe import ProbeResult, linear_probe
 
-__all__ = ["ProbeResult", "extract", "frozen", "knn_accuracy", "linear_probe", "load_encoder"]
+__all__ = [
+    "Matching",
+    "ProbeResult",
+    "extract",
+    "frozen",
+    "knn_accuracy",
+    "linear_probe",
+    "load_encoder",
+    "match",
+    "match_quadratic",
+]

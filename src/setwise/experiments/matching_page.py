@@ -39,11 +39,11 @@ def write_page(
     page.table(("measure", "value"), rows, caption="What was measured, with the weights of the chosen epoch")
     epochs = record["epochs"]
     page.curves(
-        "Matching accuracy",
-        {name: [(row["epoch"], row[f"{name}_accuracy"]) for row in epochs] for name in ("val", "test")},
+        "Matching accuracy of the validation split",
+        {"val": [(row["epoch"], row["val_accuracy"]) for row in epochs]},
         x="epoch",
         y="accuracy",
-        note="The epoch is chosen by the validation split.",
+        note="The epoch with the highest one is chosen.",
     )
     names = [name for name in ("loss", "pairwise", "regularizer") if epochs and name in epochs[0]]
     page.curves("Loss", {name: [(row["epoch"], row[name]) for row in epochs] for name in names}, x="epoch", y="loss")

@@ -16,7 +16,7 @@ from torch import Tensor
 from setwise.checks import check_square
 from setwise.kernels.nvrtc import compile_kernel, or_none, usable
 
-LARGEST = 144  # rows; the kernel then takes 170 KB of shared memory, which an H100 has (an A100 has it up to 138)
+LARGEST = 132  # rows; the kernel then takes 148 KB of shared memory, which data centre GPUs since the A100 have
 
 # Both tolerances are checked by the twin of the kernel in tests/kernels/test_eigh.py, for every kind of matrix.
 # A sweep whose largest cosine times largest sine is under this leaves columns orthogonal to about as much.
@@ -135,7 +135,7 @@ def eigh(a: Tensor) -> tuple[Tensor, Tensor]:
     to rotations within equal eigenvalues. No gradient passes: the derivative of eigenvectors is not finite
     where eigenvalues are equal, and spectral losses have closed forms for theirs.
 
-    On a CUDA device in float32 with n <= 144: one kernel, which does not wait for the device and can be
+    On a CUDA device in float32 with n <= 132: one kernel, which does not wait for the device and can be
     captured in a CUDA graph once it was called for this n outside of one. |W diag(l) W^T - A|, |W^T W - I|
     and the error of l relative to the spectral norm stay under 1e-5. Matrices with a NaN or an infinity give
     NaN. Elsewhere: torch.linalg.eigh.
