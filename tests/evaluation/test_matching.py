@@ -361,3 +361,15 @@ def test_bad_embeddings(function):
             function(z_a, z_b)
     with pytest.raises(ValueError, match="expected similarity to be one of .* did you mean 'euclidean'"):
         function(z, z, similarity="euclid")
+
+
+def test_bad_weights():
+    z = torch.rand(4, 3)
+    for call, message in (
+        (lambda: match_quadratic(z, z, weight=math.inf), "expected weight to be a finite number, got inf"),
+        (lambda: choose_weight([]), "expected at least one set and one weight, got 0 sets"),
+        (lambda: choose_weight([(z, z)], ()), "expected at least one set and one weight, got 1 sets and 0 weights"),
+        (lambda: choose_weight([(z, z)], (0.0, math.nan)), "expected weights to be a finite number, got nan"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()

@@ -1,0 +1,79 @@
+"""Many runs: what a table expands to, what is skipped, two workers at once, what fails."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from filelock import FileLock
+
+from setwise.cli import main
+from setwise.experiments import records
+from setwise.experiments.reproduce import Job, expand, reproduce, work
+
+CPU = torch.device("cpu")
+
+
+def quick(jobs: list[Job]) -> list[Job]:
+    return [replace(job, recipe=replace(job.recipe, epochs=1, instances=100, batch=32)) for job in jobs]
+
+
+def test_table_1_has_all_rows_and_more_seeds_of_infonce():
+    jobs = expand("table1", data="cifar10", seeds=(1, 2, 3))
+    names = {job.name for job in jobs}
+    for loss in ("triplet", "infonce", "nt-logistic", "sparseclr"):
+        for name in (f"paper/cifar10-matching-{loss}", f"paper/cifar10-matching-{loss}-qare"):
+            assert sorted(job.seed for job in jobs if job.name == name) == list(
+                range(1, 11 if loss == "infonce" else 4)
+            )
+        assert f"setwise/cifar10-matching-{loss}-gap" in names
+        assert f"setwise/cifar10-matching-{loss}-control" in names
+    assert len({job.record(records.Path("x")) for job in jobs}) == len(jobs)
+    large = expand("table1", data="cifar10", seeds=(1,), instances=10_000, only="triplet")
+    assert {job.recipe.instances for job in large} == {10_000}
+    assert not {job.record(records.Path("x")) for job in large} & {job.record(records.Path("x")) for job in jobs}
+
+
+def test_what_is_there_is_not_run_again(tmp_path, capfd):
+    jobs = quick(expand("table1", data="digits", seeds=(1,), only="paper/digits-matching-triplet"))
+    assert len(jobs) == 2
+    assert reproduce(jobs, results=tmp_path / "r", scratch=tmp_path / "s", device=CPU) == 0
+    first = capfd.readouterr().out
+    assert first.count("seed 1:") == 2
+    found = [records.read(job.record(tmp_path / "r")) for job in jobs]
+    assert [record["name"] for record in found] == [job.name for job in jobs]
+    assert reproduce(jobs, results=tmp_path / "r", scratch=tmp_path / "s", device=CPU) == 0
+    assert "seed 1:" not in capfd.readouterr().out
+    assert not list((tmp_path / "r").rglob("*.lock"))
+
+
+def test_what_another_worker_is_at_is_left_to_it(tmp_path):
+    jobs = quick(expand("table1", data="digits", seeds=(1,), only="paper/digits-matching-triplet"))
+    path = jobs[0].record(tmp_path)
+    path.parent.mkdir(parents=True)
+    with FileLock(path.with_suffix(".lock")):
+        assert work(jobs, tmp_path, tmp_path / "s", CPU, None) == []
+    assert [job.record(tmp_path).exists() for job in jobs] == [False, True]
+
+
+def test_a_run_that_fails_is_told_and_the_others_go_on(tmp_path, capsys):
+    jobs = quick(expand("table1", data="digits", seeds=(1,), only="paper/digits-matching-triplet"))
+    jobs[0] = replace(jobs[0], recipe=replace(jobs[0].recipe, data="nowhere"))
+    failed = work(jobs, tmp_path, tmp_path / "s", CPU, None)
+    assert len(failed) == 1
+    assert "got 'nowhere'" in failed[0]
+    assert "failed: paper/digits-matching-triplet" in capsys.readouterr().err
+    assert [job.record(tmp_path).exists() for job in jobs] == [False, True]
+
+
+def test_two_at_once(tmp_path):
+    jobs = quick(expand("table1", data="digits", seeds=(1, 2), only="paper/digits-matching-nt-logistic"))
+    assert reproduce(jobs, results=tmp_path / "r", scratch=tmp_path / "s", device=CPU, at_once=2) == 0
+    assert {json.loads(job.record(tmp_path / "r").read_text())["seed"] for job in jobs} == {1, 2}
+
+
+def test_the_command(tmp_path, capsys):
+    main(["reproduce", "table1", "--data", "digits", "--dry-run", "--results", str(tmp_path), "--only", "qare"])
+    assert "19 of 19 runs to make" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="expected runs with 'nothing' in their name"):
+        main(["reproduce", "table1", "--only", "nothing", "--dry-run"])
