@@ -12,6 +12,13 @@ import tyro
 from tyro.extras import SubcommandApp
 
 T = TypeVar("T")
+START = """Set-level contrastive learning.
+
+A first walk: `setwise demo` shows it at work in a minute. `setwise recipes conv4` names experiments, `setwise pretrain
+--recipe NAME --help` shows every number of one, and without --help runs it: the run's folder then has its record, its
+metrics and its checkpoint. `setwise probe FOLDER` evaluates it again, `setwise export FOLDER` writes the encoder for
+others. Stopped runs go on with --resume.
+"""
 app, bench, data = SubcommandApp(), SubcommandApp(), SubcommandApp()
 app.command(bench, name="bench", help="Measure what things cost.")
 app.command(data, name="data", help="See, fetch, check and preview data sets.")
@@ -331,7 +338,7 @@ def main(args: list[str] | None = None) -> None:
     args = sys.argv[1:] if args is None else args
     if args and args[0] in DEFAULT_RECIPE:
         return _train(args[0], args[1:])
-    app.cli(prog="setwise", description="Set-level contrastive learning.", args=args)
+    app.cli(prog="setwise", description=START, args=args)
 
 
 if __name__ == "__main__":
