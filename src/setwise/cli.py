@@ -12,13 +12,13 @@ import tyro
 from tyro.extras import SubcommandApp
 
 T = TypeVar("T")
-START = """Set-level contrastive learning.
-
-A first walk: `setwise demo` shows it at work in a minute. `setwise recipes conv4` names experiments, `setwise pretrain
---recipe NAME --help` shows every number of one, and without --help runs it: the run's folder then has its record, its
-metrics and its checkpoint. `setwise probe FOLDER` evaluates it again, `setwise export FOLDER` writes the encoder for
-others. Stopped runs go on with --resume.
-"""
+START = (
+    "Set-level contrastive learning.\n\n"
+    "A first walk: `setwise demo` shows it at work in a minute. `setwise recipes conv4` names experiments, "
+    "`setwise pretrain --recipe NAME --help` shows every number of one, and without --help runs it: the run's folder "
+    "then has its record, its metrics and its checkpoint. `setwise probe FOLDER` evaluates it again, "
+    "`setwise export FOLDER` writes the encoder for others. Stopped runs go on with --resume."
+)
 app, bench, data = SubcommandApp(), SubcommandApp(), SubcommandApp()
 app.command(bench, name="bench", help="Measure what things cost.")
 app.command(data, name="data", help="See, fetch, check and preview data sets.")
@@ -238,7 +238,11 @@ def _train(command: str, args: list[str]) -> None:
 
 @app.command(name="reproduce")
 def reproduce_table(
-    table: Annotated[Literal["table1"], tyro.conf.Positional, tyro.conf.arg(help="what of the paper")],
+    table: Annotated[
+        Literal["table1", "table2", "table3", "fig-beta", "ablation"],
+        tyro.conf.Positional,
+        tyro.conf.arg(help="what of the paper"),
+    ],
     data: Annotated[str, tyro.conf.arg(help="cifar10, cuhk03 or digits")] = "cifar10",
     seeds: tuple[int, ...] = (1, 2, 3),
     only: Annotated[str, tyro.conf.arg(help="runs with this in their name")] = "",
@@ -253,7 +257,7 @@ def reproduce_table(
     dry_run: Annotated[bool, tyro.conf.arg(help="list the runs, run nothing")] = False,
 ) -> None:
     """Make the runs of a table of the paper: those whose records are missing, several at once; safe to interrupt."""
-    from setwise.experiments.reproduce import expand, reproduce
+    from setwise.experiments.reproduce import estimate, expand, reproduce
     from setwise.experiments.runs import choose_device
 
     jobs = _told(lambda: expand(table, data=data, seeds=seeds, only=only, instances=instances))
@@ -261,7 +265,9 @@ def reproduce_table(
     if dry_run:
         for job in missing:
             print(job.record(results))
-        print(f"{len(missing)} of {len(jobs)} runs to make")
+        seconds = estimate(missing, results)
+        took = f", {seconds / 60:.0f} minutes of training one after the other" if seconds is not None else ""
+        print(f"{len(missing)} of {len(jobs)} runs to make{took}")
         return
     left = _told(
         lambda: reproduce(

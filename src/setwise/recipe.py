@@ -22,8 +22,9 @@ class Recipe:
     """A run's hyper-parameters. The defaults are the paper's self-supervised setting (section 4.2, supplement)."""
 
     data: str = "digits"  # as `setwise data list` shows it, or a path
+    validation: int = 0  # of classification: training images kept apart and tested on instead of the test split
     instances: int | None = None  # of matching: how many images are halved; all if none
-    split_seed: int = 0  # of matching: which identities are for training, validation, test
+    split_seed: int = 0  # which images, or identities, are for training, validation, test
     method: Literal[
         "simclr", "sparseclr", "supervised", "random", "rotation", "deepcluster", "deepinfomax", "matching"
     ] = "simclr"
@@ -65,6 +66,8 @@ class Recipe:
             check_count(getattr(self, name), name)
         if not isinstance(self.epochs, int) or self.epochs < 0:
             raise ValueError(f"expected epochs to be an integer of at least 0, got {self.epochs!r}")
+        if not isinstance(self.validation, int) or self.validation < 0:
+            raise ValueError(f"expected validation to be a number of images, got {self.validation!r}")
         for name in ("lr", "probe_lr"):
             check_number(getattr(self, name), name, above=0)
         for name in ("momentum", "weight_decay", "warmup"):

@@ -9,7 +9,9 @@ from filelock import FileLock
 
 from setwise.cli import main
 from setwise.experiments import records
-from setwise.experiments.reproduce import Job, expand, reproduce, work
+from setwise.experiments.recipes import recipe as find
+from setwise.experiments.reproduce import Job, estimate, expand, reproduce, work
+from setwise.experiments.runs import splits
 
 CPU = torch.device("cpu")
 
@@ -32,6 +34,35 @@ def test_table_1_has_all_rows_and_more_seeds_of_infonce():
     large = expand("table1", data="cifar10", seeds=(1,), instances=10_000, only="triplet")
     assert {job.recipe.instances for job in large} == {10_000}
     assert not {job.record(records.Path("x")) for job in large} & {job.record(records.Path("x")) for job in jobs}
+
+
+def test_the_other_tables_and_the_time_they_take(tmp_path):
+    names = {job.name for job in expand("table2", data="cifar10")} | {
+        job.name for job in expand("table3", data="cifar10")
+    }
+    assert len(names) == 2 * 2 * 9  # forms, encoders, methods
+    beta = expand("fig-beta", data="cifar10", seeds=(1, 2, 3))
+    assert sorted({job.recipe.beta for job in beta}) == [i / 8 for i in range(16)]
+    assert len(beta) == 2 * 16 * 3
+    for job in expand("ablation", data="cifar10"):
+        assert (job.recipe.validation, job.recipe.encoder) == (5000, "conv4")
+    jobs = expand("table2", data="cifar10", seeds=(1,), only="conv4-simclr")
+    assert estimate(jobs, tmp_path) is None
+    (tmp_path / "bench-step-x.json").write_text('{"encoders": {"conv4": {"batch": 128, "setwise_ms": 0.5}}}')
+    assert estimate(jobs, tmp_path) == pytest.approx(4 * 200 * 391 * 0.5e-3)
+    assert estimate(expand("table2", data="cifar10", only="conv4-random"), tmp_path) == 0
+
+
+def test_choosing_on_a_part_of_the_training_set():
+    kept = replace(find("released/digits-conv4-simclr"), validation=100)
+    train, test = splits(kept, None)
+    whole, _ = splits(find("released/digits-conv4-simclr"), None)
+    assert (len(train), len(test)) == (1197, 100)
+    assert torch.equal(torch.cat([train.images, test.images]).long().sum((0, 1)), whole.images.long().sum((0, 1)))
+    again, _ = splits(kept, None)
+    assert torch.equal(train.labels, again.labels)
+    with pytest.raises(ValueError, match="expected validation below the 1297 images, got 1297"):
+        splits(replace(kept, validation=1297), None)
 
 
 def test_what_is_there_is_not_run_again(tmp_path, capfd):

@@ -5,12 +5,11 @@ import torch
 import torch.nn.functional as F
 
 import setwise as sw
-from setwise.losses.presets import PRESETS
+from setwise.losses.presets import PRESETS, beta_of
 
 
 def make(name: str) -> torch.nn.Module:
-    weighed = name.endswith(("-gap", "-control")) or (name.endswith("-qare") and "matching" not in name)
-    return sw.presets(name, beta=0.5) if weighed else sw.presets(name)
+    return sw.presets(name, beta=0.5) if beta_of(name) == "needed" else sw.presets(name)
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -57,7 +56,7 @@ def test_released_simclr_qare(views):
 
 def test_the_two_sides_never_mix():
     for name in PRESETS:
-        if name.startswith(("modern/", "setwise/")):
+        if name.startswith(("modern/", "setwise/", "ablation/")):
             continue
         loss = make(name)
         parts = [loss.pairwise, loss.regularizer] if isinstance(loss, sw.SetContrastive) else [loss]
@@ -92,6 +91,36 @@ def test_matching_beyond_the_paper(views, name):
     torch.testing.assert_close(sw.presets(f"setwise/matching-{name}-gap", beta=3.0)(z_a, z_b), plain + 3 * gap)
     control = 0.5 * (a - b).square().mean()
     torch.testing.assert_close(sw.presets(f"setwise/matching-{name}-control", beta=3.0)(z_a, z_b), plain + 3 * control)
+
+
+def test_ablations_change_one_thing(views):
+    z_a, z_b = views(6, 4)
+    base = sw.presets("released/simclr")
+    for name, change in (
+        ("cold", {"temperature": 0.05}),
+        ("mean", {"reduction": "mean"}),
+        ("clamp", {"clamp": 1e-8}),
+    ):
+        assert sw.presets(f"ablation/simclr-{name}").options == base.options | change
+    a, b = (F.normalize(z) @ F.normalize(z).T for z in (z_a, z_b))
+
+    def both(x, y):
+        return torch.linalg.eigvalsh(x) @ torch.linalg.eigvalsh(y) / 30
+
+    v = torch.linalg.qr(torch.cat([torch.ones(6, 1), torch.eye(6)[:, :5]], 1).double())[0][:, 1:]
+    inner = torch.linalg.eigvalsh(v.T @ (1 + a) @ v) @ torch.linalg.eigvalsh(v.T @ (1 + b) @ v)
+    sums = [(1 + x).sum(1).sort().values for x in (a, b)]
+    expected = {
+        "qare": both(1 + a, 1 + b),
+        "noshift": both(a, b),
+        "projection": (inner + 2 / 6 * sums[0] @ sums[1] - sums[0].sum() * sums[1].sum() / 36) / 30,
+        "gap": both(1 + a, 1 + b) - ((1 + a) * (1 + b)).sum() / 30,
+        "frobenius": (1 + a).norm() * (1 + b).norm() / 36,
+        "control": 0.5 * (a - b).square().mean(),
+    }
+    for name, term in expected.items():
+        found = sw.presets(f"ablation/simclr-{name}", beta=2.0)(z_a, z_b)
+        torch.testing.assert_close(found, base(z_a, z_b) + 2 * term)
 
 
 def test_set_contrastive(views):

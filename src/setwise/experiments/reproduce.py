@@ -63,21 +63,108 @@ def table1(data: str, seeds: Sequence[int], instances: int | None) -> list[Job]:
             replace(job, recipe=replace(job.recipe, instances=instances), variant=f"{job.variant}n{instances}")
             for job in jobs
         ]
-    return sorted(jobs, key=lambda job: job.seed)  # a whole table early
+    return jobs
 
 
-TABLES: dict[str, Callable[[str, Sequence[int], int | None], list[Job]]] = {"table1": table1}
+def _classification(methods: Sequence[str], data: str, seeds: Sequence[int]) -> list[Job]:
+    names = [
+        f"{form}/{data}-{encoder}-{method}"
+        for encoder in ("conv4", "resnet32")
+        for form in ("released", "paper")
+        for method in methods
+    ]
+    return [Job(name, recipe(name), seed) for name in names for seed in seeds]
+
+
+def table2(data: str, seeds: Sequence[int], instances: int | None = None) -> list[Job]:
+    """SimCLR with and without QARe against other methods, on both encoders, in the paper's and the released form."""
+    baselines = ("random", "supervised", "rotation", "deepcluster", "deepinfomax")
+    return _classification(("simclr", "simclr-qare", *baselines), data, seeds)
+
+
+def table3(data: str, seeds: Sequence[int], instances: int | None = None) -> list[Job]:
+    """SparseCLR with and without QARe; SimCLR beside it is Table 2's."""
+    return _classification(("simclr", "sparseclr", "sparseclr-qare"), data, seeds)
+
+
+def fig_beta(data: str, seeds: Sequence[int], instances: int | None = None) -> list[Job]:
+    """Figure 2: accuracy against the weight of QARe, 0 to 1.875 in steps of 0.125 (0 is the clamped loss alone)."""
+    jobs = []
+    for encoder in ("conv4", "resnet32"):
+        name = f"released/{data}-{encoder}-simclr-qare"
+        for step in range(16):
+            beta = 0.125 * step
+            jobs += [Job(name, replace(recipe(name), beta=beta), seed, f"beta-{beta:g}") for seed in seeds]
+    return jobs
+
+
+# Weights over two decades for each set-level term beside released/simclr.
+ABLATION_WEIGHTS = (0.125, 0.5, 2.0, 8.0)
+ABLATION_SEEDS = (1, 2, 3, 4, 5)
+VALIDATION = 5000  # training images to choose by
+
+
+def ablation(data: str, seeds: Sequence[int], instances: int | None = None) -> list[Job]:
+    """What of QARe helps: one factor at a time from released/simclr on Conv-4, tested on a part of the training set."""
+    base = f"released/{data}-conv4-simclr"
+    kept = replace(recipe(base), validation=VALIDATION)
+    jobs = []
+    for seed in sorted({*seeds, *ABLATION_SEEDS}):
+        jobs.append(Job(base, kept, seed, "validation"))
+        for name in ("cold", "mean", "clamp"):
+            jobs.append(Job(base, replace(kept, loss=f"ablation/simclr-{name}"), seed, f"validation-{name}"))
+        for beta in ABLATION_WEIGHTS:
+            clamped = replace(kept, loss="released/simclr-qare", beta=beta)
+            jobs.append(Job(base, clamped, seed, f"validation-clamp-qare-{beta:g}"))
+            for name in ("qare", "noshift", "projection", "gap", "frobenius", "control"):
+                changed = replace(kept, loss=f"ablation/simclr-{name}", beta=beta)
+                jobs.append(Job(base, changed, seed, f"validation-{name}-{beta:g}"))
+    return jobs
+
+
+TABLES: dict[str, Callable[[str, Sequence[int], int | None], list[Job]]] = {
+    "table1": table1,
+    "table2": table2,
+    "table3": table3,
+    "fig-beta": fig_beta,
+    "ablation": ablation,
+}
 
 
 def expand(
     table: str, *, data: str = "cifar10", seeds: Sequence[int] = (1, 2, 3), only: str = "", instances: int | None = None
 ) -> list[Job]:
-    """The runs of a table; ``only`` keeps those with this in their name."""
+    """The runs of a table, a whole table of one seed first; ``only`` keeps those with this in their name."""
     check_option(table, tuple(TABLES), "the table")
     jobs = [job for job in TABLES[table](data, seeds, instances) if only in f"{job.name}/{job.variant}"]
     if not jobs:
         raise ValueError(f"expected runs with {only!r} in their name, got none in {table}")
-    return jobs
+    return sorted(jobs, key=lambda job: job.seed)
+
+
+# Training images of the data sets that recipes name.
+IMAGES = {"digits": 1297, "cifar10": 50_000, "cifar100": 50_000, "tiny-imagenet": 100_000}
+
+
+def estimate(jobs: Sequence[Job], results: Path) -> float | None:
+    """Seconds that the training of ``jobs`` takes one after the other, from the step times that ``results`` holds.
+
+    None where a step of such images, encoder and batch was not measured (``setwise bench step`` does).
+    """
+    measured: dict[tuple[str, int], float] = {}
+    for path in sorted(results.glob("bench-step*.json")):
+        for encoder, row in json.loads(path.read_text())["encoders"].items():
+            measured[encoder, row["batch"]] = row["setwise_ms"]
+    total = 0.0
+    for job in jobs:
+        if not job.recipe.epochs:
+            continue
+        it = job.recipe
+        images = IMAGES.get(it.data)
+        if it.method == "matching" or images is None or (it.encoder, it.batch) not in measured:
+            return None
+        total += it.epochs * -(-(images - it.validation) // it.batch) * measured[it.encoder, it.batch] / 1e3
+    return total
 
 
 def work(

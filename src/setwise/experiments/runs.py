@@ -38,8 +38,21 @@ def choose_device(name: str) -> torch.device:
 
 
 def splits(recipe: Recipe, root: Path | None) -> tuple[ImageSet, ImageSet]:
-    """The images to train on, and those to test on: tiny-ImageNet's test labels are secret, its val split serves."""
+    """The images to train on, and those to test on: tiny-ImageNet's test labels are secret, its val split serves.
+
+    With ``recipe.validation`` so many training images, drawn by ``split_seed``, take the test split's place, and the
+    test split is not looked at: for choosing between recipes.
+    """
     train_set = load(recipe.data, root, split="train")
+    if recipe.validation:
+        if recipe.validation >= len(train_set):
+            raise ValueError(f"expected validation below the {len(train_set)} images, got {recipe.validation}")
+        order = torch.randperm(len(train_set), generator=torch.Generator().manual_seed(recipe.split_seed))
+        kept, rest = order[: recipe.validation].sort().values, order[recipe.validation :].sort().values
+        return tuple(  # type: ignore[return-value]
+            replace(train_set, split=name, images=train_set.images[rows], labels=train_set.labels[rows])
+            for name, rows in (("train", rest), ("validation", kept))
+        )
     return train_set, load(recipe.data, root, split="val" if train_set.name == "tiny-imagenet" else "test")
 
 

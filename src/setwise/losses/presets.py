@@ -8,6 +8,7 @@
   clamped at 1e-8 from below, before the loss too, and QARe divided by N(N-1). It has no instance matching.
 - setwise: beyond the paper. Instance matching with a weighed set-level term beside the paper's pairwise losses: the
   alignment gap (``-gap``) or its eigenvalue-free control (``-control``).
+- ablation: released/simclr with one thing changed, or one set-level term beside it, unclamped.
 - modern: NT-Xent as today's libraries compute it; with QARe (Algorithm 2), or with the alignment gap, which is ours.
 """
 
@@ -20,7 +21,7 @@ from typing import Literal
 from torch import nn
 
 from setwise.checks import check_option
-from setwise.losses.controls import StructuralDifference
+from setwise.losses.controls import FrobeniusProduct, StructuralDifference
 from setwise.losses.modules import InfoNCE, NTLogistic, NTXent, QARe, SetContrastive, SparseCLR, TripletMargin
 
 RELEASED_CLAMP = 1e-8
@@ -52,6 +53,10 @@ def _beside(
     return pairwise(), term(similarity="euclidean", **options)
 
 
+def _released_with(term: Callable[[], nn.Module]) -> tuple[nn.Module, nn.Module]:
+    return _PLAIN["released/simclr"](), term()
+
+
 _WEIGHED: dict[str, Callable[[], tuple[nn.Module, nn.Module]]] = {
     "paper/simclr-qare": lambda: (_PLAIN["paper/simclr"](), QARe()),
     "paper/sparseclr-qare": lambda: (_PLAIN["paper/sparseclr"](), QARe()),
@@ -66,6 +71,21 @@ _WEIGHED: dict[str, Callable[[], tuple[nn.Module, nn.Module]]] = {
     "modern/simclr-qare": lambda: (_PLAIN["modern/simclr"](), QARe()),
     "modern/simclr-gap": lambda: (_PLAIN["modern/simclr"](), QARe(reference="truth")),
 }
+# One factor at a time from released/simclr; its weights of QARe are those of N(N-1).
+_PLAIN |= {
+    "ablation/simclr-cold": lambda: NTXent(temperature=0.05, reduction="log-mean"),
+    "ablation/simclr-mean": lambda: NTXent(temperature=0.5, reduction="mean"),
+    "ablation/simclr-clamp": lambda: NTXent(temperature=0.5, reduction="log-mean", clamp=RELEASED_CLAMP),
+}
+_ABLATIONS: dict[str, Callable[[], nn.Module]] = {
+    "qare": partial(QARe, normalization="n(n-1)"),
+    "noshift": partial(QARe, normalization="n(n-1)", shift=0.0),
+    "projection": partial(QARe, normalization="n(n-1)", bound="projection"),
+    "gap": partial(QARe, normalization="n(n-1)", reference="truth"),
+    "frobenius": FrobeniusProduct,
+    "control": StructuralDifference,
+}
+_WEIGHED |= {f"ablation/simclr-{name}": partial(_released_with, term) for name, term in _ABLATIONS.items()}
 for _loss in ("triplet", "infonce", "nt-logistic", "sparseclr"):
     _pairwise = _PLAIN[f"paper/matching-{_loss}"]
     _WEIGHED[f"setwise/matching-{_loss}-gap"] = partial(_beside, _pairwise, QARe, reference="truth")
