@@ -196,6 +196,7 @@ def _train(command: str, args: list[str]) -> None:
     ) -> None:
         from setwise.experiments import runs
         from setwise.experiments.matching import run_matching
+        from setwise.training.loop import How
         from setwise.training.processes import join, leave
 
         if (fields.method == "matching") != (command == "match"):
@@ -208,14 +209,8 @@ def _train(command: str, args: list[str]) -> None:
                 folder,
                 name=recipe if fields == default else f"{recipe} (changed)",
                 seed=seed,
-                device=where,
+                how=How(where, resume, processes, capture, checkpoint_seconds, tensorboard, quiet),
                 root=root,
-                resume=resume,
-                processes=processes,
-                capture=capture,
-                checkpoint_seconds=checkpoint_seconds,
-                tensorboard=tensorboard,
-                quiet=quiet,
                 evaluate=evaluate,
             )
         finally:

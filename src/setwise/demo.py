@@ -27,6 +27,7 @@ from setwise.losses.modules import AssignmentLoss
 from setwise.losses.presets import presets
 from setwise.similarity import pairwise
 from setwise.training.errors import Interrupted
+from setwise.training.loop import How
 
 # About a minute of one core: 36 s for the encoders, 17 s for the halves.
 SEEDS, EPOCHS, STEPS, BATCH, HELD_OUT_SET = 3, 40, 400, 64, 100
@@ -165,7 +166,11 @@ def _pretrain(out: Path, name: str, *, seed: int, epochs: int) -> dict[str, Any]
     chosen = replace(known, epochs=epochs) if known.epochs else known  # the untrained encoder stays untrained
     try:
         return runs.pretrain(
-            chosen, _folder(out, name, seed), name=f"demo {name}", seed=seed, device=torch.device("cpu"), quiet=True
+            chosen,
+            _folder(out, name, seed),
+            name=f"demo {name}",
+            seed=seed,
+            how=How(torch.device("cpu"), quiet=True),
         )
     except Interrupted as error:
         raise Interrupted(error.signal, "the demo was stopped; `setwise demo` begins anew") from error

@@ -14,6 +14,7 @@ from setwise.cli import main
 from setwise.data import load_matched
 from setwise.experiments import matching, records
 from setwise.experiments.recipes import recipe as find
+from setwise.training.loop import How
 
 CPU = torch.device("cpu")
 QUICK = ["--device", "cpu", "--quiet"]
@@ -121,9 +122,9 @@ def test_a_stopped_run_ends_like_a_whole_one(run, tmp_path, monkeypatch):
     assert len(data.train) == 280
     monkeypatch.setattr(matching, "match", stop)
     with pytest.raises(KeyboardInterrupt):
-        matching.run_matching(recipe, tmp_path, name="x", seed=2, device=CPU, quiet=True, checkpoint_seconds=0.0)
+        matching.run_matching(recipe, tmp_path, name="x", seed=2, how=How(CPU, quiet=True, checkpoint_seconds=0.0))
     monkeypatch.setattr(matching, "match", original)
-    record = matching.run_matching(recipe, tmp_path, name="x", seed=2, device=CPU, quiet=True, resume=True)
+    record = matching.run_matching(recipe, tmp_path, name="x", seed=2, how=How(CPU, quiet=True, resume=True))
     assert record["final"] == records.read(run)["final"]
 
 

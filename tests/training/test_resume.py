@@ -15,7 +15,7 @@ from setwise.cli import main
 from setwise.training import checkpoint
 from setwise.training.engine import Engine
 from setwise.training.errors import TrainingError
-from setwise.training.loop import train
+from setwise.training.loop import How, train
 
 CPU = torch.device("cpu")
 RUN = ["--recipe", "paper/digits-conv4-simclr", "--no-evaluate", "--device", "cpu", "--batch", "100"]
@@ -85,7 +85,7 @@ def test_a_full_disk_is_told_and_the_last_checkpoint_lasts(tmp_path):
 
 def test_a_diverged_run_stops_and_keeps_the_last_good_checkpoint(tmp_path, digits, recipe):
     recipe = replace(recipe, lr=1e-3)
-    train(recipe, digits, tmp_path, seed=1, device=CPU, quiet=True)
+    train(recipe, digits, tmp_path, seed=1, how=How(CPU, quiet=True))
     good = (tmp_path / "checkpoint.safetensors").read_bytes()
     wild = Engine.step
 
@@ -98,7 +98,7 @@ def test_a_diverged_run_stops_and_keeps_the_last_good_checkpoint(tmp_path, digit
         patch.setattr(Engine, "step", diverge)
         (tmp_path / "two").mkdir()
         with pytest.raises(TrainingError, match=r"epoch 1, step 2 of 4: expected z_a to be finite.*intact.*lower lr"):
-            train(recipe, digits, tmp_path / "two", seed=1, device=CPU, quiet=True)
+            train(recipe, digits, tmp_path / "two", seed=1, how=How(CPU, quiet=True))
     assert (tmp_path / "checkpoint.safetensors").read_bytes() == good
     assert not (tmp_path / "two" / "checkpoint.safetensors").exists()
 
@@ -112,24 +112,24 @@ def test_out_of_memory_is_told(tmp_path, digits, recipe, error, monkeypatch):
 
     monkeypatch.setattr(Engine, "step", fail)
     with pytest.raises(TrainingError, match=r"out of memory .*a batch below 60 needs less"):
-        train(recipe, digits, tmp_path, seed=1, device=CPU, quiet=True)
+        train(recipe, digits, tmp_path, seed=1, how=How(CPU, quiet=True))
 
 
 def test_the_wrong_folder(tmp_path, digits, recipe):
-    train(recipe, digits, tmp_path, seed=1, device=CPU, quiet=True)
+    train(recipe, digits, tmp_path, seed=1, how=How(CPU, quiet=True))
     with pytest.raises(ValueError, match=r"expected no run in .*add --resume"):
-        train(recipe, digits, tmp_path, seed=1, device=CPU, quiet=True)
+        train(recipe, digits, tmp_path, seed=1, how=How(CPU, quiet=True))
     with pytest.raises(ValueError, match=r"it has lr 0.001, not 0.5; seed 1, not 2"):
-        train(replace(recipe, lr=0.5), digits, tmp_path, seed=2, device=CPU, resume=True, quiet=True)
+        train(replace(recipe, lr=0.5), digits, tmp_path, seed=2, how=How(CPU, resume=True, quiet=True))
     before = (tmp_path / "checkpoint.safetensors").read_bytes()
-    _, last = train(recipe, digits, tmp_path, seed=1, device=CPU, resume=True, quiet=True)  # it is finished
+    _, last = train(recipe, digits, tmp_path, seed=1, how=How(CPU, resume=True, quiet=True))  # it is finished
     assert last.epoch == 3
     assert (tmp_path / "checkpoint.safetensors").read_bytes() == before
     raw = bytearray(before)
     raw[4] ^= 255
     (tmp_path / "checkpoint.safetensors").write_bytes(raw)
     with pytest.raises(ValueError, match="damaged or of another kind"):
-        train(recipe, digits, tmp_path, seed=1, device=CPU, resume=True, quiet=True)
+        train(recipe, digits, tmp_path, seed=1, how=How(CPU, resume=True, quiet=True))
     assert (tmp_path / "checkpoint.safetensors").read_bytes() == raw
 
 
@@ -137,4 +137,4 @@ def test_two_runs_in_one_folder(tmp_path, digits, recipe):
     from filelock import FileLock
 
     with FileLock(tmp_path / ".lock"), pytest.raises(ValueError, match=r"for this run alone.*another --out"):
-        train(recipe, digits, tmp_path, seed=1, device=CPU, quiet=True)
+        train(recipe, digits, tmp_path, seed=1, how=How(CPU, quiet=True))

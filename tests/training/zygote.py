@@ -15,7 +15,7 @@ import torch
 
 from setwise.data import load
 from setwise.recipe import Recipe
-from setwise.training.loop import train
+from setwise.training.loop import How, train
 
 KILLS = 10
 
@@ -26,7 +26,7 @@ def child(folder: Path, method: str) -> None:
     recipe = Recipe(method=method, loss=loss, beta=beta, epochs=6, batch=30, lr=3e-3)
     whole = load("digits")
     data = replace(whole, images=whole.images[:200], labels=whole.labels[:200])
-    train(recipe, data, folder, seed=3, device=torch.device("cpu"), resume=True, checkpoint_seconds=0.0, quiet=True)
+    train(recipe, data, folder, seed=3, how=How(torch.device("cpu"), resume=True, checkpoint_seconds=0.0, quiet=True))
 
 
 def start(folder: Path, method: str) -> int:

@@ -26,8 +26,7 @@ from setwise.methods import Matching, create
 from setwise.recipe import Recipe
 from setwise.training.checkpoint import replacing
 from setwise.training.engine import Engine
-from setwise.training.loop import train
-from setwise.training.processes import Processes
+from setwise.training.loop import How, train
 
 BEST = "best.safetensors"  # the weights of the chosen epoch
 HELD_OUT = 20  # sets
@@ -104,71 +103,37 @@ def run_matching(
     *,
     name: str,
     seed: int,
-    device: torch.device,
+    how: How,
     root: Path | None = None,
-    resume: bool = False,
-    processes: Processes | None = None,
-    capture: bool = True,
-    checkpoint_seconds: float = 60.0,
-    tensorboard: bool = False,
-    quiet: bool = False,
     evaluate: bool = True,
 ) -> dict[str, Any]:
     """Train, choose the epoch, match the test split both ways, write the record and the page; the record."""
-    data = matching_data(recipe, root)
-    processes = processes or Processes()
+    data, device = matching_data(recipe, root), how.device
 
     def after_epoch(engine: Engine, history: list[dict[str, Any]]) -> dict[str, float]:
         assert isinstance(engine.method, Matching)
         val = match(*embed(engine.method, data.val, device)).accuracy
-        if processes.first and val > max((row["val_accuracy"] for row in history), default=-1.0):
+        if how.processes.first and val > max((row["val_accuracy"] for row in history), default=-1.0):
             _keep(folder / BEST, engine.method)
         return {"val_accuracy": val}
 
-    engine, last = train(
-        recipe,
-        data.train,
-        folder,
-        seed=seed,
-        device=device,
-        resume=resume,
-        processes=processes,
-        capture=capture,
-        checkpoint_seconds=checkpoint_seconds,
-        tensorboard=tensorboard,
-        quiet=quiet,
-        title=f"{name} seed {seed}",
-        after_epoch=after_epoch,
-    )
-    record: dict[str, Any] = {
-        "name": name,
-        "recipe": recipe.as_json(),
-        "seed": seed,
-        "precision": engine.precision,
-        "processes": processes.size,
-        **records.surroundings(device),
-        "data": {
-            "name": data.train.name,
-            **{split: len(getattr(data, split)) for split in ("train", "val", "test")},
-            "held_out_sets": len(data.held_out),
-        },
-        "timings": {"training_seconds": last.seconds},
-        "epochs": last.history,
-    }
-    if not evaluate or not processes.first:
-        record["final"] = {}
-        if processes.first:
-            records.write(folder, record)
+    title = f"{name} seed {seed}"
+    engine, last = train(recipe, data.train, folder, seed=seed, how=how, title=title, after_epoch=after_epoch)
+    sizes = {split: len(getattr(data, split)) for split in ("train", "val", "test")}
+    about = {"name": data.train.name, **sizes, "held_out_sets": len(data.held_out)}
+    record = records.of_run(name, engine, last, about)
+    if not how.processes.first:
         return record
-    method = engine.method
-    assert isinstance(method, Matching)
-    _take(folder / BEST, method)
-    began = time.perf_counter()
-    record["final"] = evaluate_matching(method, data, last.history, device)
-    record["timings"]["evaluation_seconds"] = time.perf_counter() - began
+    if evaluate:
+        method = engine.method
+        assert isinstance(method, Matching)
+        _take(folder / BEST, method)
+        began = time.perf_counter()
+        record["final"] = evaluate_matching(method, data, last.history, device)
+        record["timings"]["evaluation_seconds"] = time.perf_counter() - began
+        start = untrained(recipe, data.train, seed).to(device)
+        write_page(folder, record, data.test, embed(start, data.test, device), embed(method, data.test, device))
     records.write(folder, record)
-    start = untrained(recipe, data.train, seed).to(device)
-    write_page(folder, record, data.test, embed(start, data.test, device), embed(method, data.test, device))
     return record
 
 

@@ -14,7 +14,8 @@ import numpy as np
 import scipy
 import torch
 
-from setwise.training.checkpoint import write_text
+from setwise.training.checkpoint import Checkpoint, write_text
+from setwise.training.engine import Engine
 from setwise.version import __version__
 
 FORMAT = "setwise run 1"
@@ -40,6 +41,22 @@ def surroundings(device: torch.device) -> dict[str, Any]:
         "hardware": hardware,
         # The file's name alone: where a program is installed is nobody's business.
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+    }
+
+
+def of_run(name: str, engine: Engine, last: Checkpoint, data: dict[str, Any]) -> dict[str, Any]:
+    """The record of a run that has ended; ``data`` says what it was trained and tested on."""
+    return {
+        "name": name,
+        "recipe": engine.recipe.as_json(),
+        "seed": engine.seed,
+        "precision": engine.precision,
+        "processes": engine.processes.size,
+        **surroundings(engine.device),
+        "data": data,
+        "timings": {"training_seconds": last.seconds},
+        "epochs": last.history,
+        "final": {},
     }
 
 

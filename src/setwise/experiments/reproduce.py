@@ -25,6 +25,7 @@ from setwise.experiments.recipes import MATCHING_LOSSES, recipe
 from setwise.recipe import Recipe
 from setwise.training.checkpoint import write_text
 from setwise.training.errors import Interrupted, TrainingError
+from setwise.training.loop import How
 
 
 @dataclass(frozen=True)
@@ -184,16 +185,8 @@ def work(
                 folder = scratch / job.name / job.variant / f"seed-{job.seed}"
                 run: Any = run_matching if job.recipe.method == "matching" else runs.pretrain
                 began = time.perf_counter()
-                record = run(
-                    job.recipe,
-                    folder,
-                    name=job.name,
-                    seed=job.seed,
-                    device=device,
-                    root=root,
-                    resume=True,
-                    quiet=quiet,
-                )
+                how = How(device, resume=True, quiet=quiet)
+                record = run(job.recipe, folder, name=job.name, seed=job.seed, how=how, root=root)
                 record = {"format": records.FORMAT, **record, "variant": job.variant}
                 write_text(path, json.dumps(record) + "\n")
                 print(f"{job.name} {job.variant} seed {job.seed}: {time.perf_counter() - began:.1f} s", flush=True)

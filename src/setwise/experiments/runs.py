@@ -19,8 +19,7 @@ from setwise.methods import Supervised, create_encoder
 from setwise.recipe import Recipe
 from setwise.training import checkpoint as checkpoints
 from setwise.training.checkpoint import Checkpoint
-from setwise.training.loop import train
-from setwise.training.processes import Processes
+from setwise.training.loop import How, train
 
 # Ours, the paper does not fine-tune: small steps, since the encoder starts from something.
 FINE_TUNING = {"views": "supervised", "optimizer": "sgd", "lr": 0.01, "schedule": "cosine", "epochs": 30}
@@ -62,50 +61,20 @@ def pretrain(
     *,
     name: str,
     seed: int,
-    device: torch.device,
+    how: How,
     root: Path | None = None,
-    resume: bool = False,
-    processes: Processes | None = None,
-    capture: bool = True,
-    checkpoint_seconds: float = 60.0,
-    tensorboard: bool = False,
-    quiet: bool = False,
     evaluate: bool = True,
 ) -> dict[str, Any]:
     """Train by a recipe, probe the frozen encoder, write the record into the run's folder; the record."""
-    processes = processes or Processes()
     train_set, test_set = splits(recipe, root)
-    engine, last = train(
-        recipe,
-        train_set,
-        folder,
-        seed=seed,
-        device=device,
-        resume=resume,
-        processes=processes,
-        capture=capture,
-        checkpoint_seconds=checkpoint_seconds,
-        tensorboard=tensorboard,
-        quiet=quiet,
-        title=f"{name} seed {seed}",
-    )
-    record: dict[str, Any] = {
-        "name": name,
-        "recipe": recipe.as_json(),
-        "seed": seed,
-        "precision": engine.precision,
-        "processes": processes.size,
-        **records.surroundings(device),
-        "data": {"name": train_set.name, "train": len(train_set), "test": len(test_set)},
-        "timings": {"training_seconds": last.seconds},
-        "epochs": last.history,
-        "final": {},
-    }
-    if processes.first:
+    engine, last = train(recipe, train_set, folder, seed=seed, how=how, title=f"{name} seed {seed}")
+    sizes = {"name": train_set.name, "train": len(train_set), "test": len(test_set)}
+    record = records.of_run(name, engine, last, sizes)
+    if how.processes.first:
         if evaluate:
-            final = evaluate_encoder(engine.method.encoder, train_set, test_set, recipe, seed=seed, device=device)
-            record["timings"] |= final.pop("timings")
-            record["final"] = final
+            encoder, device = engine.method.encoder, how.device
+            record["final"] = evaluate_encoder(encoder, train_set, test_set, recipe, seed=seed, device=device)
+            record["timings"] |= record["final"].pop("timings")
             if isinstance(engine.method, Supervised) and recipe.epochs:
                 record["final"]["classifier_accuracy"] = _classifier_accuracy(engine.method, test_set, device)
         records.write(folder, record)
@@ -178,9 +147,7 @@ def probe(
             train_set,
             folder,
             seed=found.seed,
-            device=device,
-            resume=True,
-            quiet=quiet,
+            how=How(device, resume=True, quiet=quiet),
             title="fine-tuning",
             encoder=found.encoder_state(),
         )

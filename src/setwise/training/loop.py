@@ -27,6 +27,7 @@ from setwise.training.progress import Metrics, Reporter
 
 AfterEpoch = Callable[[Engine, list[dict[str, Any]]], dict[str, float]]
 
+ALONE = Processes()
 LOOK_SECONDS = 0.5  # between looks at the loss, which wait for the device
 AGREE_STEPS = 20  # between questions whether another process was told to stop
 FILE = "checkpoint.safetensors"
@@ -54,44 +55,50 @@ class _Signals:
         self.seen = number
 
 
+@dataclass(frozen=True)
+class How:
+    """How a run is carried out, which changes nothing of its outcome but rounding: where, and what is written."""
+
+    device: torch.device
+    resume: bool = False  # go on from the folder's checkpoint, if there is one
+    processes: Processes = ALONE
+    capture: bool = True  # steps as CUDA graphs, on a GPU
+    checkpoint_seconds: float = 60.0  # between checkpoints
+    tensorboard: bool = False
+    quiet: bool = False
+
+
 def train(
     recipe: Recipe,
     data: ImageSet | MatchedSet,
     folder: Path,
     *,
     seed: int,
-    device: torch.device,
-    resume: bool = False,
-    processes: Processes | None = None,
-    capture: bool = True,
-    checkpoint_seconds: float = 60.0,
-    tensorboard: bool = False,
-    quiet: bool = False,
+    how: How,
     title: str = "training",
     encoder: dict[str, Tensor] | None = None,
     after_epoch: AfterEpoch | None = None,
 ) -> tuple[Engine, Checkpoint]:
     """Train, or go on training, in a folder of its own; the engine and the last checkpoint.
 
-    A checkpoint is written every ``checkpoint_seconds``, when a signal asks to stop, and at the end. With ``resume``
-    the run goes on from the folder's checkpoint, if there is one, and ends as if it had never stopped: on a CPU with
-    the same bits. ``encoder``: weights to start from, for fine-tuning.
+    A checkpoint is written at intervals, when a signal asks to stop, and at the end. A run that is resumed ends as if
+    it had never stopped: on a CPU with the same bits. ``encoder``: weights to start from, for fine-tuning.
     ``after_epoch`` measures more after each epoch: numbers for its row.
     """
-    processes = processes or Processes()
+    first = how.processes.first
     folder.mkdir(parents=True, exist_ok=True)
-    with _locked(folder, processes):
-        found = _found(folder / FILE, recipe, seed, resume)
-        engine = Engine(recipe, data, seed=seed, device=device, processes=processes, capture=capture)
+    with _locked(folder, how.processes):
+        found = _found(folder / FILE, recipe, seed, how.resume)
+        engine = Engine(recipe, data, seed=seed, device=how.device, processes=how.processes, capture=how.capture)
         if encoder is not None:
             engine.method.encoder.load_state_dict(encoder)
         if found is not None:
             engine.restore(found.tensors)
         history = [] if found is None else found.history
-        metrics = Metrics(folder, history, tensorboard=tensorboard, write=processes.first)
-        quiet = quiet or not processes.first
+        metrics = Metrics(folder, history, tensorboard=how.tensorboard, write=first)
+        quiet = how.quiet or not first
         with Reporter(title, epochs=recipe.epochs, images=len(data), quiet=quiet) as reporter, metrics:
-            run = _Run(engine, folder / FILE, metrics, reporter, checkpoint_seconds, after_epoch)
+            run = _Run(engine, folder / FILE, metrics, reporter, how.checkpoint_seconds, after_epoch)
             return engine, run.all(found)
 
 
