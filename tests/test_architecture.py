@@ -10,7 +10,7 @@ import pytest
 SOURCE = Path(__file__).parent.parent / "src" / "setwise"
 ROOMS = [
     *("version", "checks", "kernels", "similarity", "assignment", "losses", "encoders", "data", "views"),
-    *("recipe", "methods", "training", "evaluation", "experiments", "demo", "bench", "cli"),
+    *("recipe", "methods", "training", "evaluation", "experiments", "adapters", "demo", "bench", "cli"),
 ]
 OPTIONAL = {"safetensors", "onnx", "onnxruntime", "matplotlib", "sklearn", "h5py", "PIL", "tensorboard", "rich", "tyro"}
 FILES = sorted(SOURCE.rglob("*.py"))
