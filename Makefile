@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 # Two spinning OpenMP threads on a shared core are several times slower than one.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-all check format bench clean
+.PHONY: demo test test-all check format docs bench clean
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -30,6 +30,9 @@ check: $(VENV)/.ready  ## format, lint, types
 format: $(VENV)/.ready
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+docs: $(VENV)/.ready  ## the site, in site/; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 bench: $(VENV)/.ready  ## ratios, all from one run
 	$(BIN)/python benchmarks/losses.py
