@@ -195,9 +195,20 @@ class Engine:
         for rows in sorted(set(self.sizes), reverse=True):
             run = self._runner(rows // self.processes.size)
             if capture:
-                run = captured(run, pool, before=lambda: self.begin(0))
+                run = self._captured(run, pool)
             self._runs[rows] = run
         self._undo(before)
+
+    def _captured(self, run: Callable[[], object], pool: Any) -> Callable[[], object]:
+        try:
+            return captured(run, pool, before=lambda: self.begin(0))
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            if isinstance(error, torch.OutOfMemoryError):
+                hint = f"a batch below {self.recipe.batch} needs less memory"
+            else:  # a loss that waits for the device, such as dense eigenvalues of more rows than our kernel takes
+                hint = "--no-capture takes steps one by one"
+            raise TrainingError(f"a step could not be captured in a CUDA graph ({reason}); {hint}") from error
 
     @torch.no_grad()
     def _undo(self, before: dict[str, Tensor]) -> None:
