@@ -274,6 +274,22 @@ def reproduce_table(
         sys.exit(1)
 
 
+@app.command(name="report")
+def write_report(
+    results: Annotated[Path, tyro.conf.arg(help="folder of the records, as `setwise reproduce` fills it")] = Path(
+        "results"
+    ),
+    out: Annotated[Path, tyro.conf.arg(help="folder for index.html and the tables, as .md and .csv")] = Path(
+        "out/report"
+    ),
+) -> None:
+    """A page and its tables from all records: what set-level terms add, with intervals, beside the paper's numbers."""
+    from setwise.experiments.report import report
+
+    files = _told(lambda: report(results, out))
+    print(f"{files[0]}, and {len(files) - 1} files of tables beside it")
+
+
 @app.command
 def probe(
     checkpoint: Run,
