@@ -1,0 +1,72 @@
+"""Means over seeds, and differences between two ways of training, seed by seed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class MeanStd:
+    """The mean of n values and their sample standard deviation, None where there is one value only."""
+
+    mean: float
+    std: float | None
+    n: int
+
+
+@dataclass(frozen=True)
+class PairedDifference:
+    """The mean of n differences, and its confidence interval, None where one difference is all there is."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    n: int
+    seeds: tuple[int, ...]
+
+    @property
+    def side(self) -> Literal["above", "around", "below", "unknown"]:
+        """Where the interval lies: above zero, around it (a bound at zero counts as around), below it."""
+        if self.low is None or self.high is None:
+            return "unknown"
+        return "above" if self.low > 0 else "below" if self.high < 0 else "around"
+
+
+def mean_std(values: Sequence[float]) -> MeanStd:
+    """Mean and sample standard deviation, which divides by n - 1."""
+    if not values:
+        raise ValueError("expected at least one value for a mean, got none")
+    return MeanStd(fmean(values), stdev(values) if len(values) > 1 else None, len(values))
+
+
+def paired_difference(a: Mapping[int, float], b: Mapping[int, float], level: float = 0.95) -> PairedDifference | None:
+    """Mean of a - b over the seeds that both have, with Student's t interval; None where they share no seed.
+
+        mean ± t(n-1, (1 + level) / 2) · s / √n
+
+    s is the sample standard deviation of the n differences. Runs of one seed start from the same weights and see the
+    same batches, so what a seed is worth drops out of its difference; the interval takes what is left as normal.
+    """
+    if not 0 < level < 1:
+        raise ValueError(f"expected a level between 0 and 1, got {level}")
+    seeds = tuple(sorted(a.keys() & b.keys()))
+    if not seeds:
+        return None
+    found = mean_std([a[seed] - b[seed] for seed in seeds])
+    if found.std is None:
+        return PairedDifference(found.mean, None, None, 1, seeds)
+    from scipy.special import stdtrit
+
+    half = float(stdtrit(found.n - 1, (1 + level) / 2)) * found.std / math.sqrt(found.n)
+    return PairedDifference(found.mean, found.mean - half, found.mean + half, found.n, seeds)
+
+
+def number(value: object) -> float | None:
+    """What a record holds, if it is a finite number; None if not."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)
