@@ -116,6 +116,9 @@ for (const chart of document.querySelectorAll(".chart")) {
 """
 
 
+EMPTY = ("", "-", "–")  # cells of a column of numbers that have none
+
+
 class Page:
     """A page that grows from top to bottom; ``write`` makes the file."""
 
@@ -143,14 +146,17 @@ class Page:
         """A table whose first column names its rows; None is an empty cell.
 
         A cell that begins with a number is sorted by it ("86.9 (86.0 to 87.4) %", "1,234 s"), and a column of such
-        cells is set flush right.
+        cells is set flush right, whatever is missing ("-") in it.
         """
         cells = [["" if v is None else f"{v:.4g}" if isinstance(v, float) else str(v) for v in row] for row in rows]
         for row in cells:
             if len(row) != len(columns):
                 raise ValueError(f"expected {len(columns)} cells in a row of {caption!r}, got {len(row)}: {row}")
         columns_of_cells = zip(*cells, strict=True) if cells else [()] * len(columns)
-        right = [any(column) and all(_number(text) or not text for text in column) for column in columns_of_cells]
+        right = [
+            any(map(_number, column)) and all(_number(text) or text in EMPTY for text in column)
+            for column in columns_of_cells
+        ]
         kinds = [' class="n"' if flush else "" for flush in right]
         tags = ['th scope="row"', *["td"] * (len(columns) - 1)]
         heads = [f'<th scope="col"{kind}>{escape(name)}</th>' for name, kind in zip(columns, kinds, strict=True)]
