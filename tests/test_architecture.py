@@ -12,7 +12,10 @@ ROOMS = [
     *("version", "checks", "kernels", "similarity", "assignment", "losses", "encoders", "data", "views"),
     *("recipe", "methods", "training", "evaluation", "experiments", "adapters", "demo", "bench", "cli"),
 ]
-OPTIONAL = {"safetensors", "onnx", "onnxruntime", "matplotlib", "sklearn", "h5py", "PIL", "tensorboard", "rich", "tyro"}
+OPTIONAL = {
+    *("pytorch_metric_learning", "timm", "torchvision", "lightly", "lightning", "safetensors", "onnx"),
+    *("onnxruntime", "matplotlib", "sklearn", "h5py", "PIL", "tensorboard", "rich", "tyro"),
+}
 FILES = sorted(SOURCE.rglob("*.py"))
 
 

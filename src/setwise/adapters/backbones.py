@@ -1,0 +1,119 @@
+"""timm's and torchvision's networks as encoders, and our ResNet-18 and -34 by torchvision's names."""
+
+from __future__ import annotations
+
+import importlib
+from difflib import get_close_matches
+from typing import Any
+
+from torch import Tensor, nn
+
+from setwise.checks import check_count, check_option
+from setwise.encoders.resnet import BasicBlock, ResNet
+
+LIBRARIES = ("timm", "torchvision")
+CLASSES = 1000  # outputs of every classifier in torchvision.models, ImageNet's
+PARTS = {"conv1": "conv1", "norm1": "bn1", "conv2": "conv2", "norm2": "bn2", "shortcut": "downsample"}
+
+
+class Backbone(nn.Module):
+    """A network without its classifier: images [B, C, H, W] in, ``features`` numbers each out."""
+
+    def __init__(self, network: nn.Module, features: int) -> None:
+        super().__init__()
+        self.network, self.features = network, features  # beside it: some networks have parts named ``features``
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Features [B, F] of images [B, C, H, W]."""
+        features: Tensor = self.network(images)
+        return features
+
+
+def backbone(name: str, *, channels: int = 3, pretrained: bool = False) -> Backbone:
+    """The network ``name``, "timm/..." or "torchvision/...", without its classifier, for any loop with our losses.
+
+    ``pretrained`` fetches the library's own weights. ``channels``: timm adapts its first layer to any number;
+    torchvision's networks take 3, or 1, of which they make what they make of a grey image in all three.
+    """
+    library, _, model = name.partition("/")
+    check_option(library, LIBRARIES, "the library before the slash")
+    check_count(channels, "channels")
+    if library == "timm":
+        timm = _imported("timm")
+        _check_name(model, timm.list_models(), library)
+        network = timm.create_model(model, pretrained=pretrained, in_chans=channels, num_classes=0)
+        # Where they differ, the pooled features pass one more layer before the classifier.
+        return Backbone(network, int(getattr(network, "head_hidden_size", None) or network.num_features))
+    models = _imported("torchvision.models")
+    _check_name(model, models.list_models(module=models), library)
+    if channels not in (1, 3):
+        raise ValueError(f"expected 1 or 3 channels for torchvision's networks, got {channels}; timm's take any number")
+    network = models.get_model(model, weights="DEFAULT" if pretrained else None)
+    features = _cut_classifier(network, name)
+    if channels == 1:
+        _sum_channels(network)
+    return Backbone(network, features)
+
+
+def to_torchvision(encoder: nn.Module) -> dict[str, Tensor]:
+    """Weights of our ResNet-18 or -34 by the names of torchvision and timm; all they want but ``fc``.
+
+    network = torchvision.models.resnet18()
+    network.fc = torch.nn.Identity()
+    network.load_state_dict(to_torchvision(encoder))
+    """
+    if not isinstance(encoder, ResNet) or not isinstance(encoder.stem[3], nn.MaxPool2d):
+        what = "one with the stem for small images" if isinstance(encoder, ResNet) else type(encoder).__name__
+        raise ValueError(
+            f'expected a ResNet-18 or -34 with stem="imagenet", got {what}; torchvision has no such network'
+        )
+    found = {f"conv1.{name}": x for name, x in encoder.stem[0].state_dict().items()}
+    found |= {f"bn1.{name}": x for name, x in encoder.stem[1].state_dict().items()}
+    stage = place = 0
+    for block in encoder.blocks:
+        assert isinstance(block, BasicBlock)
+        # A stage begins where the width changes, and with the first block.
+        stage, place = (stage + 1, 0) if not stage or isinstance(block.shortcut, nn.Sequential) else (stage, place + 1)
+        for name, x in block.state_dict().items():
+            part, _, rest = name.partition(".")
+            found[f"layer{stage}.{place}.{PARTS[part]}.{rest}"] = x
+    return found
+
+
+def _imported(module: str) -> Any:
+    package = module.partition(".")[0]
+    try:
+        return importlib.import_module(module)
+    except (ImportError, RuntimeError) as error:  # the latter: a torchvision built for another torch
+        missing = isinstance(error, ModuleNotFoundError) and error.name == package
+        found = "none here" if missing else f"one that does not import ({error})"
+        raise ModuleNotFoundError(
+            f"expected the package {package}, got {found}; pip install 'setwise[backbones]'", name=package
+        ) from error
+
+
+def _check_name(name: str, known: list[str], library: str) -> None:
+    if name in known:
+        return
+    near = [f"{library}/{x}" for x in get_close_matches(name, known, n=3, cutoff=0.3)]
+    hint = f"did you mean {', '.join(near)}?" if near else f"{library}'s list_models() lists them"
+    raise ValueError(f"expected the name of one of {library}'s {len(known)} networks, got {name!r}; {hint}")
+
+
+def _cut_classifier(network: nn.Module, name: str) -> int:
+    """Replace the last linear layer by nothing; how many features it took."""
+    found = [(n, m) for n, m in network.named_modules() if isinstance(m, nn.Linear) and m.out_features == CLASSES]
+    if len(found) != 1:
+        raise ValueError(
+            f"expected a network with one linear classifier, got {len(found)} in {name!r}; take another, or timm's"
+        )
+    place, layer = found[0]
+    network.set_submodule(place, nn.Identity())
+    return layer.in_features
+
+
+def _sum_channels(network: nn.Module) -> None:
+    """Let the first convolution take one channel: with the sum of its weights for three equal ones."""
+    first = next(m for m in network.modules() if isinstance(m, nn.Conv2d))
+    first.weight = nn.Parameter(first.weight.detach().sum(1, keepdim=True))
+    first.in_channels = 1

@@ -1,0 +1,249 @@
+"""Networks of timm and torchvision as encoders, ours by torchvision's names; stand-ins where they are not installed."""
+
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import adaptive_avg_pool2d, max_pool2d, relu
+
+import setwise as sw
+from setwise.adapters.backbones import Backbone, backbone, to_torchvision
+
+
+class Block(nn.Module):
+    """torchvision's BasicBlock, written down from its documentation."""
+
+    def __init__(self, before: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(before, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width)
+        self.conv2, self.bn2 = nn.Conv2d(width, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width)
+        self.downsample = None
+        if stride == 2:
+            self.downsample = nn.Sequential(nn.Conv2d(before, width, 1, 2, bias=False), nn.BatchNorm2d(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.bn2(self.conv2(relu(self.bn1(self.conv1(x)))))
+        return relu(y + (x if self.downsample is None else self.downsample(x)))
+
+
+class TorchvisionResNet(nn.Module):
+    """torchvision's ResNet of basic blocks, with its names."""
+
+    def __init__(self, depths: tuple[int, ...] = (2, 2, 2, 2), width: int = 64) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(3, width, 7, 2, 3, bias=False), nn.BatchNorm2d(width)
+        before = width
+        for stage, depth in enumerate(depths):
+            blocks = []
+            for i in range(depth):
+                blocks.append(Block(before, width * 2**stage, 2 if stage and not i else 1))
+                before = width * 2**stage
+            setattr(self, f"layer{stage + 1}", nn.Sequential(*blocks))
+        self.fc = nn.Linear(before, 1000)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = max_pool2d(relu(self.bn1(self.conv1(x))), 3, 2, 1)
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        return self.fc(adaptive_avg_pool2d(x, 1).flatten(1))
+
+
+def scrambled(encoder: nn.Module) -> nn.Module:
+    """With no two weights alike, so that a swap shows."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, x in encoder.state_dict().items():
+            if x.ndim == 1:
+                x.copy_(0.5 + torch.rand(x.shape, generator=generator))
+            elif name.endswith("num_batches_tracked"):
+                x.fill_(7)
+    return encoder.eval()
+
+
+def check_loaded(encoder: nn.Module, theirs: nn.Module) -> None:
+    state = to_torchvision(encoder)
+    missing = theirs.load_state_dict(state, strict=False)
+    assert not missing.unexpected_keys
+    assert sorted(missing.missing_keys) == ["fc.bias", "fc.weight"]
+    theirs.fc = nn.Identity()
+    theirs.load_state_dict(state)  # strictly
+    images = torch.randn(2, 3, 64, 48, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        torch.testing.assert_close(theirs.eval()(images), encoder(images), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "depths"), [("resnet18", (2, 2, 2, 2)), ("resnet34", (3, 4, 6, 3))])
+def test_our_weights_load_by_torchvisions_names(name, depths):
+    check_loaded(scrambled(sw.encoders.create(name)), TorchvisionResNet(depths))
+
+
+@pytest.mark.parametrize("name", ["resnet18", "resnet34"])
+def test_our_weights_load_in_torchvision(package, name):
+    check_loaded(scrambled(sw.encoders.create(name)), package("torchvision.models").get_model(name, weights=None))
+
+
+@pytest.mark.parametrize("name", ["resnet18", "resnet34"])
+def test_our_weights_load_in_timm(package, name):
+    check_loaded(scrambled(sw.encoders.create(name)), package("timm").create_model(name))
+
+
+def test_only_what_torchvision_has_is_given_its_names():
+    with pytest.raises(ValueError, match="got one with the stem for small images; torchvision has no such network"):
+        to_torchvision(sw.encoders.create("resnet18", stem="cifar"))
+    with pytest.raises(ValueError, match='expected a ResNet-18 or -34 with stem="imagenet", got CifarResNet'):
+        to_torchvision(sw.encoders.create("resnet8"))
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    """Modules with the few functions of torchvision.models and timm that are used; what they were asked for."""
+    asked = {}
+
+    class Timm(nn.Module):
+        num_features = 12
+
+        def __init__(self, hidden: int | None) -> None:
+            super().__init__()
+            self.features = nn.Linear(1, 1)  # a part, as in timm's densenet
+            self.head_hidden_size = hidden
+
+        def forward(self, images: Tensor) -> Tensor:
+            return torch.ones(len(images), self.head_hidden_size or 12)
+
+    def get_model(name: str, *, weights: str | None) -> nn.Module:
+        asked["weights"] = weights
+        if name == "squeezenet1_0":
+            return nn.Conv2d(3, 1000, 1)
+        if name == "inception_v3":
+            return nn.Sequential(nn.Linear(3, 1000), nn.Linear(3, 1000))
+        if name == "vgg11":
+            return nn.Sequential(nn.Flatten(), nn.Sequential(nn.Linear(48, 5), nn.Linear(5, 1000)))
+        return TorchvisionResNet((1, 1, 1, 1), width=4)
+
+    def create_model(name: str, *, pretrained: bool, in_chans: int, num_classes: int) -> nn.Module:
+        asked.update(name=name, pretrained=pretrained, in_chans=in_chans, num_classes=num_classes)
+        return Timm(20 if name == "mobilenetv3_small_050" else None)
+
+    vision, models, timm = ModuleType("torchvision"), ModuleType("torchvision.models"), ModuleType("timm")
+    models.get_model, vision.models = get_model, models
+    models.list_models = lambda module: ["resnet18", "resnet34", "vgg11", "squeezenet1_0", "inception_v3"]
+    timm.create_model, timm.list_models = create_model, lambda: ["resnet18", "resnet18d", "mobilenetv3_small_050"]
+    for module in (vision, models, timm):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    return asked
+
+
+def test_torchvision_without_its_classifier(stand_in):
+    torch.manual_seed(0)
+    theirs = TorchvisionResNet((1, 1, 1, 1), width=4).eval()
+    torch.manual_seed(0)
+    ours = backbone("torchvision/resnet18").eval()
+    images = torch.randn(2, 3, 32, 32)
+    assert ours.features == 32
+    assert ours(images).shape == (2, 32)
+    torch.testing.assert_close(theirs.fc(ours(images)), theirs(images))
+    assert not any("fc" in name for name in ours.state_dict())
+    assert stand_in["weights"] is None
+    backbone("torchvision/resnet18", pretrained=True)
+    assert stand_in["weights"] == "DEFAULT"
+
+
+def test_a_classifier_inside_another_part(stand_in):
+    torch.manual_seed(0)
+    parts = nn.Flatten(), nn.Linear(48, 5)
+    torch.manual_seed(0)
+    ours, images = backbone("torchvision/vgg11"), torch.randn(2, 3, 4, 4)
+    torch.testing.assert_close(ours(images), nn.Sequential(*parts)(images))
+    assert ours(images).min() < 0  # nothing in the classifier's place
+    assert ours.features == 5
+
+
+def test_one_channel_is_a_grey_image(stand_in):
+    torch.manual_seed(0)
+    colour = backbone("torchvision/resnet18").eval()
+    torch.manual_seed(0)
+    grey = backbone("torchvision/resnet18", channels=1).eval()
+    images = torch.randn(2, 1, 32, 32)
+    torch.testing.assert_close(grey(images), colour(images.expand(2, 3, 32, 32)))
+    assert all(p.requires_grad and p.is_leaf for p in grey.parameters())
+
+
+def test_timm_is_asked_for_features(stand_in):
+    found = backbone("timm/resnet18d", channels=5, pretrained=True)
+    assert found.features == 12
+    assert stand_in == {"name": "resnet18d", "pretrained": True, "in_chans": 5, "num_classes": 0}
+    found = backbone("timm/mobilenetv3_small_050")
+    assert found.features == 20 == found(torch.ones(2, 3, 8, 8)).shape[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        (
+            "torchvision/resnet19",
+            {},
+            "one of torchvision's 5 networks, got 'resnet19'.*did you mean torchvision/resnet",
+        ),
+        ("timm/resnet18b", {}, "one of timm's 3 networks, got 'resnet18b'; did you mean timm/resnet18"),
+        ("timm/qqq", {}, r"got 'qqq'; timm's list_models\(\) lists them"),
+        ("resnet18", {}, "expected the library before the slash to be one of 'timm', 'torchvision', got 'resnet18'"),
+        ("torchvision/squeezenet1_0", {}, "expected a network with one linear classifier, got 0 in 'torchvision/squee"),
+        ("torchvision/inception_v3", {}, "expected a network with one linear classifier, got 2"),
+        ("torchvision/resnet18", {"channels": 4}, "expected 1 or 3 channels for torchvision's networks, got 4"),
+        ("timm/resnet18", {"channels": 0}, "expected channels to be None or a positive integer, got 0"),
+    ],
+)
+def test_bad_requests(stand_in, name, options, message):
+    with pytest.raises(ValueError, match=message):
+        backbone(name, **options)
+
+
+@pytest.mark.parametrize("library", ["timm", "torchvision"])
+def test_a_missing_package_is_named_with_its_extra(monkeypatch, library):
+    monkeypatch.setitem(sys.modules, library, None)
+    monkeypatch.setitem(sys.modules, "torchvision.models", None)
+    with pytest.raises(ModuleNotFoundError, match=rf"expected the package {library}, got .*setwise\[backbones\]"):
+        backbone(f"{library}/resnet18")
+
+
+def test_a_package_that_does_not_import_says_why(monkeypatch):
+    def fail(name: str) -> None:
+        raise RuntimeError("operator torchvision::nms does not exist")
+
+    monkeypatch.setattr("setwise.adapters.backbones.importlib", SimpleNamespace(import_module=fail))
+    with pytest.raises(ModuleNotFoundError, match=r"got one that does not import \(operator torchvision::nms does not"):
+        backbone("torchvision/resnet18")
+
+
+NETWORKS = {"resnet18": 32, "densenet121": 32, "mobilenet_v3_small": 32, "vit_b_16": 224, "swin_t": 32}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_real_torchvision(package, name):
+    package("torchvision.models")
+    check_encoder(backbone(f"torchvision/{name}", channels=1), NETWORKS[name])
+
+
+TIMM = {"resnet18": 32, "densenet121": 32, "mobilenetv3_small_050": 32, "vit_tiny_patch16_224": 224, "vgg11": 32}
+
+
+@pytest.mark.parametrize("name", TIMM)
+def test_real_timm(package, name):
+    package("timm")
+    check_encoder(backbone(f"timm/{name}", channels=1), TIMM[name])
+
+
+def check_encoder(encoder: Backbone, size: int) -> None:
+    with torch.no_grad():
+        features = encoder.eval()(torch.randn(2, 1, size, size))
+    assert features.shape == (2, encoder.features)
+    assert not any(isinstance(m, nn.Linear) and m.out_features == 1000 for m in encoder.modules())
+
+
+def test_unknown_names_are_answered_from_the_real_lists(package):
+    package("torchvision.models")
+    with pytest.raises(ValueError, match="did you mean torchvision/resnet"):
+        backbone("torchvision/resnet19")
+    with pytest.raises(ValueError, match="got 'fasterrcnn_resnet50_fpn'"):  # a detector
+        backbone("torchvision/fasterrcnn_resnet50_fpn")
