@@ -151,3 +151,8 @@ def test_records_of_others_are_refused(tmp_path):
     (tmp_path / "record.json").write_bytes(np.arange(9, dtype=np.uint8).tobytes())
     with pytest.raises(ValueError, match="expected a run record at"):
         records.read(tmp_path)
+
+
+def test_commands_tell_nothing_of_the_machine():
+    words = ["/home/me/venv/bin/setwise", "pretrain", "--out", "/home/me/runs/x", "--data", "photos/train"]
+    assert records.plain_command(words) == ["setwise", "pretrain", "--out", "x", "--data", "photos/train"]

@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +40,13 @@ def surroundings(device: torch.device) -> dict[str, Any]:
             "scipy": scipy.__version__,
         },
         "hardware": hardware,
-        # The file's name alone: where a program is installed is nobody's business.
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "command": plain_command(sys.argv),
     }
+
+
+def plain_command(words: Sequence[str]) -> list[str]:
+    """A command line whose absolute paths are their last parts: where things lie on a machine is nobody's business."""
+    return [Path(word).name if i == 0 or Path(word).is_absolute() else word for i, word in enumerate(words)]
 
 
 def of_run(name: str, engine: Engine, last: Checkpoint, data: dict[str, Any]) -> dict[str, Any]:
