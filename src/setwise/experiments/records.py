@@ -7,7 +7,6 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,20 +39,20 @@ def surroundings(device: torch.device) -> dict[str, Any]:
             "scipy": scipy.__version__,
         },
         "hardware": hardware,
-        "command": plain_command(sys.argv),
+        "command": [Path(sys.argv[0]).name, *map(plain_path, sys.argv[1:])],
     }
 
 
-def plain_command(words: Sequence[str]) -> list[str]:
-    """A command line whose absolute paths are their last parts: where things lie on a machine is nobody's business."""
-    return [Path(word).name if i == 0 or Path(word).is_absolute() else word for i, word in enumerate(words)]
+def plain_path(word: str) -> str:
+    """An absolute path's last part, any other word itself: where things lie on a machine is nobody's business."""
+    return Path(word).name if Path(word).is_absolute() else word
 
 
 def of_run(name: str, engine: Engine, last: Checkpoint, data: dict[str, Any]) -> dict[str, Any]:
     """The record of a run that has ended; ``data`` says what it was trained and tested on."""
     return {
         "name": name,
-        "recipe": engine.recipe.as_json(),
+        "recipe": engine.recipe.as_json() | {"data": plain_path(engine.recipe.data)},
         "seed": engine.seed,
         "precision": engine.precision,
         "processes": engine.processes.size,
