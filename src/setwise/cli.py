@@ -195,7 +195,7 @@ def _train(command: str, args: list[str]) -> None:
         quiet: Annotated[bool, tyro.conf.arg(help="no progress")] = False,
     ) -> None:
         from setwise.experiments import runs
-        from setwise.experiments.matching import run_matching
+        from setwise.experiments.reproduce import run_of
         from setwise.training.loop import How
         from setwise.training.processes import join, leave
 
@@ -204,7 +204,7 @@ def _train(command: str, args: list[str]) -> None:
         folder = out or Path("runs") / recipe / f"seed-{seed}"
         processes, where = join(runs.choose_device(device))
         try:
-            record = (run_matching if command == "match" else runs.pretrain)(
+            record = run_of(fields)(
                 fields,
                 folder,
                 name=recipe if fields == default else f"{recipe} (changed)",

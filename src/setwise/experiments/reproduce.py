@@ -168,6 +168,11 @@ def estimate(jobs: Sequence[Job], results: Path) -> float | None:
     return total
 
 
+def run_of(recipe: Recipe) -> Callable[..., dict[str, Any]]:
+    """What carries out a recipe and gives its record: ``run_matching`` or ``pretrain``, which are called alike."""
+    return run_matching if recipe.method == "matching" else runs.pretrain
+
+
 def work(
     jobs: Sequence[Job], results: Path, scratch: Path, device: torch.device, root: Path | None, quiet: bool = True
 ) -> list[str]:
@@ -183,10 +188,9 @@ def work(
                 if path.exists():
                     continue
                 folder = scratch / job.name / job.variant / f"seed-{job.seed}"
-                run: Any = run_matching if job.recipe.method == "matching" else runs.pretrain
                 began = time.perf_counter()
                 how = How(device, resume=True, quiet=quiet)
-                record = run(job.recipe, folder, name=job.name, seed=job.seed, how=how, root=root)
+                record = run_of(job.recipe)(job.recipe, folder, name=job.name, seed=job.seed, how=how, root=root)
                 record = {"format": records.FORMAT, **record, "variant": job.variant}
                 write_text(path, json.dumps(record) + "\n")
                 print(f"{job.name} {job.variant} seed {job.seed}: {time.perf_counter() - began:.1f} s", flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal
 
@@ -45,7 +46,7 @@ class Batch:
         return (x.flatten(0, 1) if count == 2 else x).to(self.dtype)
 
 
-class Method(nn.Module):
+class Method(nn.Module, ABC):
     """An encoder, whatever is trained beside it, and what one step computes.
 
     A new method is a file with a subclass and a line in ``methods.create``; the training loop needs no change.
@@ -55,9 +56,9 @@ class Method(nn.Module):
 
     encoder: nn.Module
 
+    @abstractmethod
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """Scalars of this batch, means over it: "loss" is minimised, the others are shown."""
-        raise NotImplementedError
 
     def begin_epoch(self, data: ImageSet, *, seed: int, epoch: int) -> None:
         """Called before each epoch with all training images on the device; outside of any capture."""

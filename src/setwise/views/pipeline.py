@@ -261,28 +261,20 @@ def _keys(samples: Tensor, seed: int | Tensor, epoch: int | Tensor, view: int) -
     return found[0], found[1]
 
 
+_SELF_SUPERVISED = Views(
+    crop="resized",
+    flip=0.5,
+    brightness=0.8,
+    contrast=0.8,
+    saturation=0.8,
+    hue=0.2,
+    jitter=0.8,
+    grey=0.2,
+)
 PRESETS = {
-    "self-supervised": Views(
-        crop="resized",
-        flip=0.5,
-        brightness=0.8,
-        contrast=0.8,
-        saturation=0.8,
-        hue=0.2,
-        jitter=0.8,
-        grey=0.2,
-    ),
+    "self-supervised": _SELF_SUPERVISED,
     # SimCLR's for CIFAR at half strength, as today's libraries train it.
-    "modern": Views(
-        crop="resized",
-        flip=0.5,
-        brightness=0.4,
-        contrast=0.4,
-        saturation=0.4,
-        hue=0.1,
-        jitter=0.8,
-        grey=0.2,
-    ),
+    "modern": replace(_SELF_SUPERVISED, brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1),
     "supervised": Views(crop="padded", padding=4, flip=0.5),
     "flip": Views(flip=0.5),
     "matching": Views(flip=0.5, brightness=0.1, contrast=0.1, saturation=0.1, hue=0.1, jitter=1.0),
