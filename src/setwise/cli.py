@@ -240,7 +240,7 @@ def reproduce_table(
     ],
     data: Annotated[str, tyro.conf.arg(help="cifar10, cuhk03 or digits")] = "cifar10",
     seeds: tuple[int, ...] = (1, 2, 3),
-    only: Annotated[str, tyro.conf.arg(help="runs with this in their name")] = "",
+    only: Annotated[tuple[str, ...], tyro.conf.arg(help="runs with one of these in their name")] = (),
     instances: Annotated[int | None, tyro.conf.arg(help="of matching: another number of halves")] = None,
     results: Annotated[Path, tyro.conf.arg(help="folder of the records; what is there is not run again")] = Path(
         "results"
@@ -249,6 +249,7 @@ def reproduce_table(
     root: Root = None,
     device: Device = "auto",
     at_once: Annotated[int, tyro.conf.arg(help="runs side by side")] = 1,
+    forget: Annotated[bool, tyro.conf.arg(help="remove a run's checkpoint once its record is there")] = False,
     dry_run: Annotated[bool, tyro.conf.arg(help="list the runs, run nothing")] = False,
 ) -> None:
     """Make the runs of a table of the paper: those whose records are missing, several at once; safe to interrupt."""
@@ -266,7 +267,13 @@ def reproduce_table(
         return
     left = _told(
         lambda: reproduce(
-            jobs, results=results, scratch=scratch, device=choose_device(device), root=root, at_once=at_once
+            jobs,
+            results=results,
+            scratch=scratch,
+            device=choose_device(device),
+            root=root,
+            at_once=at_once,
+            forget=forget,
         )
     )
     print(f"{len(jobs) - left} of {len(jobs)} records in {results}")

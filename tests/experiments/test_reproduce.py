@@ -31,7 +31,7 @@ def test_table_1_has_all_rows_and_more_seeds_of_infonce():
         assert f"setwise/cifar10-matching-{loss}-gap" in names
         assert f"setwise/cifar10-matching-{loss}-control" in names
     assert len({job.record(records.Path("x")) for job in jobs}) == len(jobs)
-    large = expand("table1", data="cifar10", seeds=(1,), instances=10_000, only="triplet")
+    large = expand("table1", data="cifar10", seeds=(1,), instances=10_000, only=("triplet",))
     assert {job.recipe.instances for job in large} == {10_000}
     assert not {job.record(records.Path("x")) for job in large} & {job.record(records.Path("x")) for job in jobs}
 
@@ -46,11 +46,11 @@ def test_the_other_tables_and_the_time_they_take(tmp_path):
     assert len(beta) == 2 * 16 * 3
     for job in expand("ablation", data="cifar10"):
         assert (job.recipe.validation, job.recipe.encoder) == (5000, "conv4")
-    jobs = expand("table2", data="cifar10", seeds=(1,), only="conv4-simclr")
+    jobs = expand("table2", data="cifar10", seeds=(1,), only=("conv4-simclr",))
     assert estimate(jobs, tmp_path) is None
     (tmp_path / "bench-step-x.json").write_text('{"encoders": {"conv4": {"batch": 128, "setwise_ms": 0.5}}}')
     assert estimate(jobs, tmp_path) == pytest.approx(4 * 200 * 391 * 0.5e-3)
-    assert estimate(expand("table2", data="cifar10", only="conv4-random"), tmp_path) == 0
+    assert estimate(expand("table2", data="cifar10", only=("conv4-random",)), tmp_path) == 0
 
 
 def test_choosing_on_a_part_of_the_training_set():
@@ -66,7 +66,7 @@ def test_choosing_on_a_part_of_the_training_set():
 
 
 def test_what_is_there_is_not_run_again(tmp_path, capfd):
-    jobs = quick(expand("table1", data="digits", seeds=(1,), only="paper/digits-matching-triplet"))
+    jobs = quick(expand("table1", data="digits", seeds=(1,), only=("paper/digits-matching-triplet",)))
     assert len(jobs) == 2
     assert reproduce(jobs, results=tmp_path / "r", scratch=tmp_path / "s", device=CPU) == 0
     first = capfd.readouterr().out
@@ -79,7 +79,7 @@ def test_what_is_there_is_not_run_again(tmp_path, capfd):
 
 
 def test_what_another_worker_is_at_is_left_to_it(tmp_path):
-    jobs = quick(expand("table1", data="digits", seeds=(1,), only="paper/digits-matching-triplet"))
+    jobs = quick(expand("table1", data="digits", seeds=(1,), only=("paper/digits-matching-triplet",)))
     path = jobs[0].record(tmp_path)
     path.parent.mkdir(parents=True)
     with FileLock(path.with_suffix(".lock")):
@@ -88,7 +88,7 @@ def test_what_another_worker_is_at_is_left_to_it(tmp_path):
 
 
 def test_a_run_that_fails_is_told_and_the_others_go_on(tmp_path, capsys):
-    jobs = quick(expand("table1", data="digits", seeds=(1,), only="paper/digits-matching-triplet"))
+    jobs = quick(expand("table1", data="digits", seeds=(1,), only=("paper/digits-matching-triplet",)))
     jobs[0] = replace(jobs[0], recipe=replace(jobs[0].recipe, data="nowhere"))
     failed = work(jobs, tmp_path, tmp_path / "s", CPU, None)
     assert len(failed) == 1
@@ -98,7 +98,7 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(tmp_path, capsys):
 
 
 def test_two_at_once(tmp_path):
-    jobs = quick(expand("table1", data="digits", seeds=(1, 2), only="paper/digits-matching-nt-logistic"))
+    jobs = quick(expand("table1", data="digits", seeds=(1, 2), only=("paper/digits-matching-nt-logistic",)))
     assert reproduce(jobs, results=tmp_path / "r", scratch=tmp_path / "s", device=CPU, at_once=2) == 0
     assert {json.loads(job.record(tmp_path / "r").read_text())["seed"] for job in jobs} == {1, 2}
 

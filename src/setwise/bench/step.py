@@ -180,6 +180,43 @@ def runs_per_hour(name: str, device: torch.device, concurrent: int, seconds: flo
     return float(3600 * sum(rates) / steps)
 
 
+def streams_per_hour(name: str, device: torch.device, concurrent: int, seconds: float) -> float:
+    """The same with ``concurrent`` runs in one process, each on a CUDA stream of its own, stepped in turn."""
+    recipe, data = find(name), images()
+    engines = [Engine(recipe, data, seed=seed, device=device) for seed in range(concurrent)]
+    lanes = [torch.cuda.Stream(device) for _ in engines]  # type: ignore[no-untyped-call]
+
+    def turns(count: int) -> None:
+        for engine, lane in zip(engines, lanes, strict=True):
+            with torch.cuda.stream(lane):
+                engine.begin(0)
+        for _ in range(count):
+            for engine, lane in zip(engines, lanes, strict=True):
+                with torch.cuda.stream(lane):
+                    engine.step()
+        torch.cuda.synchronize(device)
+
+    turns(WARM_UP)
+    began, steps = time.perf_counter(), 0
+    while time.perf_counter() - began < seconds:
+        turns(engines[0].steps)
+        steps += concurrent * engines[0].steps
+    return 3600 * steps / (time.perf_counter() - began) / (engines[0].steps * recipe.epochs)
+
+
+def epoch_seconds(recipe: Recipe, data: ImageSet, device: torch.device) -> float:
+    """Seconds of a whole epoch, the least of some: order, rates, every step with the last batch, the loss read."""
+    engine, found = Engine(recipe, data, seed=1, device=device), []
+    for epoch in range(3 if device.type == "cuda" else 1):
+        began = time.perf_counter()
+        engine.begin(epoch)
+        for _ in range(engine.steps):
+            engine.step()
+        engine.means()
+        found.append(time.perf_counter() - began)
+    return min(found)
+
+
 def run(
     *,
     which: Sequence[str],
@@ -215,8 +252,7 @@ def run(
                 row[f"{name}_ms"] = statistics.median(way())
             except ImportError as error:  # torchvision: not a dependency of ours
                 console.print(f"no comparison with torchvision: {error}")
-        steps = -(-IMAGES // recipe.batch)
-        row["epoch_seconds"] = steps * row["setwise_ms"] / 1e3
+        row["epoch_seconds"] = epoch_seconds(recipe, data, device) * IMAGES / len(data)
         record["encoders"][encoder] = row
         table.add_row(encoder, str(recipe.batch), *_cells(row), f"{row['epoch_seconds']:.2f} s")
     console.print(table)
@@ -224,7 +260,12 @@ def run(
         rates = {n: runs_per_hour(RECIPES[encoder], device, n, seconds) for n in concurrent}
         record["encoders"][encoder]["runs_per_hour"] = rates
         said = ", ".join(f"{n} at once: {rate:.1f}" for n, rate in rates.items())
-        console.print(f"{encoder}, runs of {find(RECIPES[encoder]).epochs} epochs an hour: {said}")
+        console.print(f"{encoder}, runs of {find(RECIPES[encoder]).epochs} epochs an hour, in processes: {said}")
+        if device.type == "cuda":
+            rates = {n: streams_per_hour(RECIPES[encoder], device, n, seconds) for n in concurrent}
+            record["encoders"][encoder]["runs_per_hour_on_streams"] = rates
+            said = ", ".join(f"{n} at once: {rate:.1f}" for n, rate in rates.items())
+            console.print(f"{encoder}, the same, on streams of one process: {said}")
     out.mkdir(parents=True, exist_ok=True)
     (out / "bench-step.json").write_text(json.dumps(record, indent=1) + "\n")
     console.print(f"written to {out / 'bench-step.json'}")

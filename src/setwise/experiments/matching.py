@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from setwise.assignment.linear import matching_accuracy
 from setwise.data import ImageSet, MatchedSet, load, load_matched, matched_halves
 from setwise.evaluation.features import extract
 from setwise.evaluation.matching import choose_weight, match, match_quadratic
@@ -112,9 +113,9 @@ def run_matching(
 
     def after_epoch(engine: Engine, history: list[dict[str, Any]]) -> dict[str, float]:
         assert isinstance(engine.method, Matching)
-        val = match(*embed(engine.method, data.val, device)).accuracy
-        if how.processes.first and val > max((row["val_accuracy"] for row in history), default=-1.0):
-            _keep(folder / BEST, engine.method)
+        val = matching_accuracy(*embed(engine.method, data.val, device))
+        if val > max((row["val_accuracy"] for row in history), default=-1.0):
+            engine.keep()
         return {"val_accuracy": val}
 
     title = f"{name} seed {seed}"
@@ -127,7 +128,9 @@ def run_matching(
     if evaluate:
         method = engine.method
         assert isinstance(method, Matching)
-        _take(folder / BEST, method)
+        if engine.kept:  # there is none after no epoch at all
+            method.load_state_dict(engine.kept)
+        _write(folder / BEST, method)
         began = time.perf_counter()
         record["final"] = evaluate_matching(method, data, last.history, device)
         record["timings"]["evaluation_seconds"] = time.perf_counter() - began
@@ -167,16 +170,9 @@ def evaluate_matching(
     return final
 
 
-def _keep(path: Path, method: Matching) -> None:
+def _write(path: Path, method: Matching) -> None:
     from safetensors.torch import save_file
 
     tensors = {name: x.detach().cpu().contiguous() for name, x in method.state_dict().items()}
     with replacing(path) as temporary:
         save_file(tensors, temporary)
-
-
-def _take(path: Path, method: Matching) -> None:
-    from safetensors.torch import load_file
-
-    if path.exists():  # there is none after no epoch at all
-        method.load_state_dict(load_file(path))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing as mp
+import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -37,6 +38,11 @@ class Job:
     seed: int
     variant: str = ""  # in words for a path, "beta-10"
 
+    @property
+    def words(self) -> str:
+        """What it is found by."""
+        return f"{self.name}/{self.variant}/" if self.variant else f"{self.name}/"
+
     def record(self, results: Path) -> Path:
         """Where its record is or will be."""
         return results / "runs" / self.name / self.variant / f"seed-{self.seed}.json"
@@ -61,7 +67,11 @@ def table1(data: str, seeds: Sequence[int], instances: int | None) -> list[Job]:
                 jobs += [Job(name, replace(recipe(name), beta=x), seed, f"beta-{x:g}") for x in weights]
     if instances is not None:
         jobs = [
-            replace(job, recipe=replace(job.recipe, instances=instances), variant=f"{job.variant}n{instances}")
+            replace(
+                job,
+                recipe=replace(job.recipe, instances=instances),
+                variant="-".join(filter(None, (job.variant, f"n{instances}"))),
+            )
             for job in jobs
         ]
     return jobs
@@ -99,8 +109,16 @@ def fig_beta(data: str, seeds: Sequence[int], instances: int | None = None) -> l
     return jobs
 
 
-# Weights over two decades for each set-level term beside released/simclr.
-ABLATION_WEIGHTS = (0.125, 0.5, 2.0, 8.0)
+# Weights over two decades for each set-level term beside released/simclr; the last two terms are small by nature.
+ABLATION_WEIGHTS = {
+    "clamp-qare": (0.1, 1.0, 10.0),
+    "qare": (0.1, 1.0, 10.0),
+    "noshift": (0.1, 1.0, 10.0),
+    "projection": (0.1, 1.0, 10.0),
+    "frobenius": (0.1, 1.0, 10.0),
+    "gap": (1.0, 10.0, 100.0),
+    "control": (1.0, 10.0, 100.0),
+}
 ABLATION_SEEDS = (1, 2, 3, 4, 5)
 VALIDATION = 5000  # training images to choose by
 
@@ -114,11 +132,10 @@ def ablation(data: str, seeds: Sequence[int], instances: int | None = None) -> l
         jobs.append(Job(base, kept, seed, "validation"))
         for name in ("cold", "mean", "clamp"):
             jobs.append(Job(base, replace(kept, loss=f"ablation/simclr-{name}"), seed, f"validation-{name}"))
-        for beta in ABLATION_WEIGHTS:
-            clamped = replace(kept, loss="released/simclr-qare", beta=beta)
-            jobs.append(Job(base, clamped, seed, f"validation-clamp-qare-{beta:g}"))
-            for name in ("qare", "noshift", "projection", "gap", "frobenius", "control"):
-                changed = replace(kept, loss=f"ablation/simclr-{name}", beta=beta)
+        for name, weights in ABLATION_WEIGHTS.items():
+            loss = "released/simclr-qare" if name == "clamp-qare" else f"ablation/simclr-{name}"
+            for beta in weights:
+                changed = replace(kept, loss=loss, beta=beta)
                 jobs.append(Job(base, changed, seed, f"validation-{name}-{beta:g}"))
     return jobs
 
@@ -133,13 +150,23 @@ TABLES: dict[str, Callable[[str, Sequence[int], int | None], list[Job]]] = {
 
 
 def expand(
-    table: str, *, data: str = "cifar10", seeds: Sequence[int] = (1, 2, 3), only: str = "", instances: int | None = None
+    table: str,
+    *,
+    data: str = "cifar10",
+    seeds: Sequence[int] = (1, 2, 3),
+    only: Sequence[str] = (),
+    instances: int | None = None,
 ) -> list[Job]:
-    """The runs of a table, a whole table of one seed first; ``only`` keeps those with this in their name."""
+    """The runs of a table, a whole table of one seed first; ``only`` keeps those with one of these in their name.
+
+    The name is ``RECIPE/VARIANT/``, so that "simclr/" does not find simclr-qare.
+    """
     check_option(table, tuple(TABLES), "the table")
-    jobs = [job for job in TABLES[table](data, seeds, instances) if only in f"{job.name}/{job.variant}"]
-    if not jobs:
-        raise ValueError(f"expected runs with {only!r} in their name, got none in {table}")
+    jobs = TABLES[table](data, seeds, instances)
+    for words in only:
+        if not any(words in job.words for job in jobs):
+            raise ValueError(f"expected runs with {words!r} in their name, got none in {table}")
+    jobs = [job for job in jobs if not only or any(words in job.words for words in only)]
     return sorted(jobs, key=lambda job: job.seed)
 
 
@@ -174,9 +201,12 @@ def run_of(recipe: Recipe) -> Callable[..., dict[str, Any]]:
 
 
 def work(
-    jobs: Sequence[Job], results: Path, scratch: Path, device: torch.device, root: Path | None, quiet: bool = True
+    jobs: Sequence[Job], results: Path, scratch: Path, device: torch.device, root: Path | None, forget: bool = False
 ) -> list[str]:
-    """Run what is not yet done and nobody else is at; what failed, in words."""
+    """Run what is not yet done and nobody else is at; what failed, in words.
+
+    ``forget``: a run's folder (checkpoint, page) is removed once its record is there; hundreds of runs fill a disk.
+    """
     failed = []
     for job in jobs:
         path = job.record(results)
@@ -189,10 +219,12 @@ def work(
                     continue
                 folder = scratch / job.name / job.variant / f"seed-{job.seed}"
                 began = time.perf_counter()
-                how = How(device, resume=True, quiet=quiet)
+                how = How(device, resume=True, quiet=True)
                 record = run_of(job.recipe)(job.recipe, folder, name=job.name, seed=job.seed, how=how, root=root)
                 record = {"format": records.FORMAT, **record, "variant": job.variant}
                 write_text(path, json.dumps(record) + "\n")
+                if forget:
+                    shutil.rmtree(folder)
                 print(f"{job.name} {job.variant} seed {job.seed}: {time.perf_counter() - began:.1f} s", flush=True)
             path.with_suffix(".lock").unlink(missing_ok=True)
         except Timeout:
@@ -213,13 +245,14 @@ def reproduce(
     device: torch.device,
     root: Path | None = None,
     at_once: int = 1,
+    forget: bool = False,
 ) -> int:
     """Run the jobs, ``at_once`` side by side; how many records are missing in the end."""
     if at_once == 1:
-        work(jobs, results, scratch, device, root)
+        work(jobs, results, scratch, device, root, forget)
     else:
         context = mp.get_context("spawn")
-        arguments = (list(jobs), results, scratch, device, root)
+        arguments = (list(jobs), results, scratch, device, root, forget)
         workers = [context.Process(target=work, args=arguments) for _ in range(at_once)]
         for worker in workers:
             worker.start()

@@ -14,7 +14,7 @@ from setwise.data import ImageSet, load
 from setwise.evaluation.features import extract, frozen
 from setwise.evaluation.knn import knn_accuracy
 from setwise.evaluation.probe import linear_probe
-from setwise.experiments import records
+from setwise.experiments import records, structure
 from setwise.methods import Supervised, create_encoder
 from setwise.recipe import Recipe
 from setwise.training import checkpoint as checkpoints
@@ -67,7 +67,8 @@ def pretrain(
 ) -> dict[str, Any]:
     """Train by a recipe, probe the frozen encoder, write the record into the run's folder; the record."""
     train_set, test_set = splits(recipe, root)
-    engine, last = train(recipe, train_set, folder, seed=seed, how=how, title=f"{name} seed {seed}")
+    title, look = f"{name} seed {seed}", structure.after_epoch
+    engine, last = train(recipe, train_set, folder, seed=seed, how=how, title=title, after_epoch=look)
     sizes = {"name": train_set.name, "train": len(train_set), "test": len(test_set)}
     record = records.of_run(name, engine, last, sizes)
     if how.processes.first:

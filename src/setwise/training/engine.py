@@ -89,6 +89,7 @@ class Engine:
         self._place, self._turn, self._epoch = (torch.zeros((), dtype=torch.int64, device=device) for _ in range(3))
         self._seed = torch.full((), seed, dtype=torch.int64, device=device)
         self._totals: dict[str, Tensor] = {}
+        self.kept: dict[str, Tensor] = {}
         self.epoch = self.step_in_epoch = 0
         self.last_rate = recipe.lr
         self.optimizer = _optimizer(recipe, method, self._rate)
@@ -143,13 +144,20 @@ class Engine:
         found = {f"model.{name}": x for name, x in self.method.state_dict().items()}
         for i, state in enumerate(self.optimizer.state[p] for p in self._parameters()):
             found |= {f"optimizer.{i}.{name}": x for name, x in state.items() if isinstance(x, Tensor)}
+        found |= {f"kept.{name}": x for name, x in self.kept.items()}
         return found | {f"total.{name}": x for name, x in self._totals.items()}
+
+    def keep(self) -> None:
+        """Set the method's weights as they are now aside, in ``kept``: the best so far. Checkpoints have them too."""
+        self.kept = {name: x.detach().clone() for name, x in self.method.state_dict().items()}
 
     @torch.no_grad()
     def restore(self, tensors: dict[str, Tensor]) -> None:
         """Take over what ``tensors`` gave, in place: graphs and optimiser keep pointing at the same memory."""
         for name in [n for n in tensors if n.startswith("total.")]:
             self._totals.setdefault(name.removeprefix("total."), self._zero())
+        if any(name.startswith("kept.") for name in tensors):
+            self.keep()
         mine = self.tensors()
         for name in mine.keys() | tensors.keys():
             theirs = tensors.get(name)
@@ -167,7 +175,7 @@ class Engine:
             if name in tensors:
                 x.copy_(tensors[name])
 
-    def _batch(self, samples: Tensor) -> Batch:
+    def batch(self, samples: Tensor) -> Batch:
         """The images of these samples: themselves, or a shot of each view of these identities."""
         data, seed, epoch = self.data, self._seed, self._epoch
         if isinstance(data, MatchedSet):
@@ -227,7 +235,7 @@ class Engine:
 
         def run() -> None:
             samples = self._order[self._place + offsets]
-            batch = self._batch(samples)
+            batch = self.batch(samples)
             # An index of shape [1]: one of shape [] would be read by the host.
             self._rate.copy_(self._rates[self._turn[None]][0])
             self.optimizer.zero_grad()

@@ -25,7 +25,7 @@ from setwise.training.errors import Interrupted, TrainingError
 from setwise.training.processes import Processes
 from setwise.training.progress import Metrics, Reporter
 
-AfterEpoch = Callable[[Engine, list[dict[str, Any]]], dict[str, float]]
+AfterEpoch = Callable[[Engine, list[dict[str, Any]]], dict[str, Any]]
 
 ALONE = Processes()
 LOOK_SECONDS = 0.5  # between looks at the loss, which wait for the device
@@ -83,7 +83,7 @@ def train(
 
     A checkpoint is written at intervals, when a signal asks to stop, and at the end. A run that is resumed ends as if
     it had never stopped: on a CPU with the same bits. ``encoder``: weights to start from, for fine-tuning.
-    ``after_epoch`` measures more after each epoch: numbers for its row.
+    ``after_epoch`` measures more after each epoch: for its row, numbers or what only files of JSON can take.
     """
     first = how.processes.first
     folder.mkdir(parents=True, exist_ok=True)

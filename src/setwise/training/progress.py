@@ -94,7 +94,9 @@ class Metrics:
         write_text(folder / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in history))
         write_text(
             folder / "metrics.csv",
-            "".join(map(_csv, [list(history[0]), *map(dict.values, history)] if history else [])),
+            "".join(map(_csv, [list(_numbers(history[0])), *(_numbers(row).values() for row in history)]))
+            if history
+            else "",
         )
 
     def add(self, row: dict[str, Any]) -> None:
@@ -105,9 +107,10 @@ class Metrics:
         with (self.folder / "metrics.jsonl").open("a") as file:
             file.write(json.dumps(row) + "\n")
         with (self.folder / "metrics.csv").open("a") as file:
-            file.write((_csv(row) if len(self.history) == 1 else "") + _csv(row.values()))
+            numbers = _numbers(row)
+            file.write((_csv(numbers) if len(self.history) == 1 else "") + _csv(numbers.values()))
         if self._board is not None:
-            for name, value in row.items():
+            for name, value in numbers.items():
                 self._board.add_scalar(name, value, row["epoch"])
 
     def __enter__(self) -> Metrics:
@@ -118,6 +121,11 @@ class Metrics:
         """Finish TensorBoard's file."""
         if self._board is not None:
             self._board.close()
+
+
+def _numbers(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What of an epoch's row has a place in a table."""
+    return {name: value for name, value in row.items() if not isinstance(value, (dict, list))}
 
 
 def _csv(values: Iterable[Any]) -> str:
