@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -12,55 +15,176 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
+TURNS = range(0, 181, 10)  # degrees
+FIRST_TURN = 60
+STRUCTURE = 128.0  # weight of the structure within each set, against the pairs
+FISH_X = (-2.2, -2.2, -1.3, -0.3, -0.3, 0.8, 0.8, 1.5, 2.1)
+FISH_Y = (0.9, -0.9, 0.0, 0.9, -0.9, 1.0, -0.7, 0.3, -0.1)
+OUTLINE = ((0, 1), (0, 2), (1, 2), (2, 3), (2, 4), (3, 5), (4, 6), (5, 7), (6, 8), (7, 8))
+WIDTH, HEIGHT, SCALE = 320, 280, 52.0
+REPORT = "results/report.html"
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add what is computed."""
-    for path, content in (("pictures/alignment.svg", alignment_picture()), ("numbers.md", numbers_page())):
+    results, report = results_page(RESULTS)
+    pages = {"benchmarks.md": benchmarks_page(), "results.md": results}
+    for path, content in (pages | ({REPORT: report} if report else {})).items():
         files.append(File.generated(config, path, content=content))
     return files
 
 
-def turned_sets() -> tuple[Any, Any]:
-    """Nine points of a spiral, and the same turned by 60 degrees and slightly disturbed."""
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Put the picture where a page asks for it."""
+    mark = "<!-- the picture of the two sets -->"
+    return markdown.replace(mark, alignment_picture()) if mark in markdown else markdown
+
+
+def turned_sets(degrees: float = FIRST_TURN) -> tuple[Any, Any]:
+    """Nine points of a fish, and the same turned and slightly disturbed."""
     import torch
 
     generator = torch.Generator().manual_seed(3)
-    place = torch.arange(9, dtype=torch.float64)
-    radius, direction = 0.5 + 0.2 * place, 2.2 * place
-    a = torch.stack([radius * direction.cos(), radius * direction.sin()], 1)
-    angle = math.radians(60)
+    a = torch.tensor([FISH_X, FISH_Y], dtype=torch.float64).T
+    angle = math.radians(degrees)
     turn = torch.tensor([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]], dtype=torch.float64)
-    return a, a @ turn.T + 0.03 * torch.randn(9, 2, generator=generator, dtype=torch.float64)
+    return a, a @ turn.T + 0.05 * torch.randn(len(a), 2, generator=generator, dtype=torch.float64)
+
+
+def by_structure(a: Any, b: Any) -> Any:
+    """The best assignment by pairs and structure, max tr(S Yᵀ) + weight/N · tr(S_A Y S_Bᵀ Yᵀ); exact for so few."""
+    import setwise as sw
+    from setwise.similarity import scores
+
+    s, s_a, s_b = (scores(x, y, similarity="euclidean") for x, y in ((a, b), (a, a), (b, b)))
+    return sw.assignment.solve_quadratic(STRUCTURE / len(a) * s_a, s_b, s, maximize=True)
+
+
+@cache
+def alignments(degrees: float) -> dict[str, Any]:
+    """Both sets in pixels, whom each item is matched to by pairs and with the structure, and what the losses say."""
+    import setwise as sw
+
+    a, b = turned_sets(degrees)
+    pixels = [
+        [[round(WIDTH / 2 + SCALE * x, 1), round(HEIGHT / 2 - SCALE * y, 1)] for x, y in z.tolist()] for z in (a, b)
+    ]
+    pairs = sw.AssignmentLoss(mining="one-to-one")(a, b)
+    gap = sw.QARe(similarity="euclidean", reference="truth")(a, b)
+    return {
+        "a": pixels[0],
+        "b": pixels[1],
+        "linear": sw.match(a, b).assignment.tolist(),
+        "quadratic": by_structure(a, b).permutation.tolist(),
+        "pairwise": f"{pairs.item():.3f}",
+        "gap": f"{abs(gap.item()):.3f}",
+    }
+
+
+def _line(look: str, start: tuple[float, float], end: tuple[float, float]) -> str:
+    return f'<line class="{look}" x1="{start[0]}" y1="{start[1]}" x2="{end[0]}" y2="{end[1]}"/>'
+
+
+def _panel(name: str, title: str) -> str:
+    """One drawing: circles joined to the squares they are matched to, solid where that is right."""
+    found = alignments(FIRST_TURN)
+    partner, marks = found[name], []
+    lines = [_line("outline", found[one][i], found[one][j]) for one in "ab" for i, j in OUTLINE]
+    for i, (x, y) in enumerate(found["a"]):
+        lines.append(_line("right" if partner[i] == i else "wrong", (x, y), found["b"][partner[i]]))
+        marks.append(f'<circle cx="{x}" cy="{y}" r="5"/>')
+    for x, y in found["b"]:
+        marks.append(f'<rect x="{x - 4.5:.1f}" y="{y - 4.5:.1f}" width="9" height="9"/>')
+    right = sum(i == j for i, j in enumerate(partner))
+    return (
+        f'<figure><svg id="sets-{name}" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{title}">'
+        f"{''.join(lines)}{''.join(marks)}</svg>"
+        f'<figcaption>{title}: <b id="sets-{name}-right">{right}</b> of {len(partner)} right</figcaption></figure>'
+    )
+
+
+LOOK = f"""<style>
+.sets {{ display: flex; flex-wrap: wrap; justify-content: center; gap: 0 1rem }}
+.sets figure {{ flex: 1 1 260px; max-width: {WIDTH + 60}px; margin: 0 }}
+.sets svg {{ width: 100%; height: auto; display: block }}
+.sets line {{ stroke-width: 1.8 }}
+.sets .outline {{ stroke: currentColor; opacity: .22; stroke-width: 1 }}
+.sets .right {{ stroke: #009e73 }}
+.sets .wrong {{ stroke: #d55e00; stroke-dasharray: 5 4 }}
+.sets circle {{ fill: #0072b2 }}
+.sets rect {{ fill: #cc79a7 }}
+.sets-turn {{ text-align: center; margin: .6rem 0 }}
+.sets-turn input {{ width: min(24rem, 100%); display: block; margin: .3rem auto; accent-color: #0072b2 }}
+</style>"""
+MOVE = """<script>
+(function () {
+  const { all, outline } = JSON.parse(document.getElementById("sets-data").textContent);
+  const input = document.getElementById("sets-turn");
+  const put = (id, text) => { document.getElementById(id).textContent = text; };
+  input.addEventListener("input", () => {
+    const now = all[input.value];
+    put("sets-degrees", input.value); put("sets-pairwise", now.pairwise); put("sets-gap", now.gap);
+    for (const name of ["linear", "quadratic"]) {
+      const svg = document.getElementById("sets-" + name), partner = now[name];
+      const join = (line, [x1, y1], [x2, y2]) =>
+        Object.entries({ x1, y1, x2, y2 }).forEach(([key, value]) => line.setAttribute(key, value));
+      svg.querySelectorAll(".outline").forEach((line, i) => {
+        const set = i < outline.length ? now.a : now.b, [from, to] = outline[i % outline.length];
+        join(line, set[from], set[to]);
+      });
+      svg.querySelectorAll(".right, .wrong").forEach((line, i) => {
+        line.setAttribute("class", partner[i] === i ? "right" : "wrong");
+        join(line, now.a[i], now.b[partner[i]]);
+      });
+      svg.querySelectorAll("rect").forEach((rect, i) => {
+        rect.setAttribute("x", now.b[i][0] - 4.5); rect.setAttribute("y", now.b[i][1] - 4.5);
+      });
+      put("sets-" + name + "-right", partner.filter((j, i) => i === j).length);
+    }
+  });
+})();
+</script>"""
 
 
 def alignment_picture() -> str:
-    """The two sets, matched by pairs alone and with their structure."""
-    from setwise.evaluation.matching import match, match_quadratic
+    """The two sets, matched by pairs alone and with their structure, and a slider that turns the second."""
+    found, data = alignments(FIRST_TURN), {"outline": OUTLINE, "all": {turn: alignments(turn) for turn in TURNS}}
+    return "\n".join(
+        [
+            LOOK,
+            f'<div class="sets">{_panel("linear", "pairs alone")}{_panel("quadratic", "pairs and structure")}</div>',
+            '<div class="sets-turn"><label>The second set is turned by <b id="sets-degrees">'
+            f"{FIRST_TURN}</b> degrees"
+            f'<input id="sets-turn" type="range" min="{TURNS[0]}" max="{TURNS[-1]}" step="{TURNS.step}" '
+            f'value="{FIRST_TURN}"></label>pairwise loss (Eq. 3) <b id="sets-pairwise">{found["pairwise"]}</b>, '
+            f'alignment gap of the sets <b id="sets-gap">{found["gap"]}</b></div>',
+            f'<script type="application/json" id="sets-data">{json.dumps(data)}</script>',
+            MOVE,
+            "",
+        ]
+    )
 
-    a, b = turned_sets()
-    scale, width, height = 52.0, 340, 300
-    found = {"pairs alone": match(a, b), "pairs and structure": match_quadratic(a, b, weight=64.0)}
-    size = f'viewBox="0 0 {2 * width} {height}"'
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" font-family="sans-serif">']
-    for panel, (title, one) in enumerate(found.items()):
-        x0, y0 = panel * width + width / 2, height / 2 + 12
 
-        def place(point: Any, x0: float = x0, y0: float = y0) -> tuple[float, float]:
-            return x0 + scale * float(point[0]), y0 - scale * float(point[1])
+def results_page(results: Path) -> tuple[str, str | None]:
+    """The tables of ``setwise report`` from the records below ``results``, and its whole page; None without records."""
+    head = """# Results
 
-        said = f"{title}: {round(one.accuracy * len(a))} of {len(a)} right"
-        parts.append(f'<text x="{x0:g}" y="20" text-anchor="middle" font-size="15" fill="#777">{said}</text>')
-        for i, j in enumerate(one.assignment.tolist()):
-            (x1, y1), (x2, y2) = place(a[i]), place(b[j])
-            look = 'stroke="#009e73"' if i == j else 'stroke="#d55e00" stroke-dasharray="5 4"'
-            ends = f'x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"'
-            parts.append(f'<line {ends} stroke-width="1.6" {look}/>')
-        for i in range(len(a)):
-            (x1, y1), (x2, y2) = place(a[i]), place(b[i])
-            parts.append(f'<circle cx="{x1:.1f}" cy="{y1:.1f}" r="5" fill="#0072b2"/>')
-            parts.append(f'<rect x="{x2 - 4.5:.1f}" y="{y2 - 4.5:.1f}" width="9" height="9" fill="#cc79a7"/>')
-    return "\n".join([*parts, "</svg>\n"])
+Made from the records in `results/runs` when the site is built, by `setwise report`; [how to read it](how-to/report.md),
+[how to make them](how-to/reproduce.md).
+
+"""
+    if not any((results / "runs").rglob("*.json")):
+        told = "**No runs yet.** `setwise reproduce table1` makes the first; then this page has their tables.\n"
+        return head + told, None
+    from setwise.experiments.report import report
+
+    with TemporaryDirectory() as folder:
+        page, *files = report(results, Path(folder))
+        tables = [path.read_text() for path in files if path.suffix == ".md"]
+        tables = [re.sub(r"^\*\*(.*)\*\*$", r"## \1", table, count=1, flags=re.MULTILINE) for table in tables]
+        whole = page.read_text()
+    link = "[The whole report](results/report.html), with its answer, learning curves and sources, is one page.\n\n"
+    return head + link + "\n".join(tables), whole
 
 
 def _read(name: str) -> dict[str, Any]:
@@ -73,9 +197,9 @@ def _table(columns: list[str], rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
-def numbers_page() -> str:
+def benchmarks_page() -> str:
     """Tables from the records of ``results/``, which programs wrote."""
-    step, concurrent, modern = (_read(f"bench-step{x}-h200")["encoders"] for x in ("", "-concurrent", "-resnet18"))
+    step, concurrent = (_read(f"bench-step{x}-h200") for x in ("", "-concurrent"))
 
     def ms(row: dict[str, Any], key: str, digits: int = 1) -> str:
         return "–" if row.get(key) is None else f"{row[key]:.{digits}f} ms"
@@ -90,10 +214,10 @@ def numbers_page() -> str:
                 *(ms(row, key) for key in ("not_captured_ms", "torchvision_ms")),
                 f"{row['epoch_seconds']:.2f} s",
             ]
-            for name, row in (step | modern).items()
+            for name, row in step["encoders"].items()
         ],
     )
-    rates = ", ".join(f"{n} at once {rate:.0f}" for n, rate in concurrent["conv4"]["runs_per_hour"].items())
+    rates = ", ".join(f"{n} at once {rate:.0f}" for n, rate in concurrent["encoders"]["conv4"]["runs_per_hour"].items())
     added = _table(
         ["N", "iteration", "QARe adds", "dense eigenvalues take"],
         [
@@ -108,14 +232,15 @@ def numbers_page() -> str:
             for row in _read("losses")["times_s"]
         ],
     )
+    cpu, memory = _read("bench-qare-cpu")["terms"], _read("losses")["memory_gib"]
     one, two = (_read(f"views-cpu-{n}")["kornia / setwise"]["least"] for n in (1, 2))
     mean = _read("quadratic")["mean"]
-    return f"""# Numbers
+    return f"""# Benchmarks
 
 Every number on this page is read from a record in `results/` when the site is built; `results/README.md` names the
 command that wrote each.
 
-## A training step (NVIDIA H200, bf16, two views, with QARe; torchvision with 16 workers)
+## A training step (NVIDIA H200, bf16, two views, with QARe; torchvision with {step["workers"]} workers)
 
 {steps}
 Conv-4 runs of 200 epochs an hour, side by side under MPS: {rates}.
@@ -123,9 +248,16 @@ Conv-4 runs of 200 epochs an hour, side by side under MPS: {rates}.
 ## What QARe adds to a captured ResNet-32 step of plain torch (NVIDIA H200)
 
 {added}
+Euclidean distances have full rank. With `spectrum="topk", k=8` the term of {cpu["n"]:,} items takes
+{cpu["ms"]["euclidean_top8"]:.0f} ms instead of {cpu["ms"]["euclidean_dense"]:,.0f} (CPU, one thread), and is
+{100 * cpu["euclidean_top8_relative_error"]:.1f} % off; exact cosine takes {cpu["ms"]["lowrank"]:.1f} ms.
+
 ## Losses (CPU, one thread, forward and backward)
 
 {losses}
+At N = {memory["n"]:,} blocks of {memory["block_size"]} rows take {memory["blocks"]:.2f} GiB, the whole matrix
+{memory["dense"]:.1f} GiB.
+
 ## Views (CPU)
 
 One view of 256 images of 32 × 32 is {two:.1f} times as fast as kornia's on two threads, {one:.1f} times on one.

@@ -1,6 +1,7 @@
 """The command line, as a person would call it."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -56,17 +57,75 @@ def test_demo_keeps_off_what_it_did_not_write(tmp_path):
         assert [path.name for path in out.iterdir()] == [name]
 
 
-def test_help_lists_the_commands(capsys):
-    with pytest.raises(SystemExit) as stopped:
-        main(["--help"])
-    assert stopped.value.code == 0
-    assert "demo" in capsys.readouterr().out
-
-
 def test_an_unknown_command_fails_clearly():
     run = subprocess.run([sys.executable, "-m", "setwise.cli", "dmo"], capture_output=True, text=True)
     assert run.returncode != 0
     assert "demo" in run.stdout + run.stderr
+
+
+COMPLETE = """
+source "$1"; shift
+complete -p setwise >&2
+COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=()
+_tyro_setwise
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+@pytest.fixture(scope="module")
+def bash_script(tmp_path_factory):
+    run = subprocess.run([sys.executable, "-m", "setwise.cli", "completion", "bash"], capture_output=True, check=True)
+    path = tmp_path_factory.mktemp("completion") / "setwise.bash"
+    path.write_bytes(run.stdout)
+    subprocess.run(["bash", "-n", path], check=True)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("setwise pre", {"pretrain"}),
+        ("setwise data fe", {"fetch"}),
+        ("setwise reproduce table1 --dr", {"--dry-run"}),
+        ("setwise pretrain --bet", {"--beta"}),
+        (
+            "setwise pretrain --recipe released/digits-conv4-simc",
+            {"released/digits-conv4-simclr", "released/digits-conv4-simclr-qare"},
+        ),
+        ("setwise match --recipe paper/digits-conv4", set()),
+    ],
+)
+def test_bash_completes(bash_script, typed, offered):
+    run = subprocess.run(
+        ["bash", "--norc", "-c", COMPLETE, "bash", bash_script, *typed.split()], capture_output=True, text=True
+    )
+    assert "complete -F" in run.stderr
+    assert set(run.stdout.split()) == offered
+
+
+@pytest.mark.parametrize(("shell", "words"), [("zsh", "#compdef setwise"), ("fish", "complete --no-files --command")])
+def test_scripts_for_other_shells(shell, words, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["completion", shell])
+    assert not stopped.value.code
+    assert words in capsys.readouterr().out
+
+
+def test_the_help_of_every_command_says_what_it_does(capsys):
+    commands = re.findall(r"• (\w+)", (said := help_of([], capsys)))
+    assert {"demo", "data", "pretrain", "probe", "match", "reproduce", "bench", "report", "export"} <= set(commands)
+    assert "A first walk" in said
+    for command in commands:
+        usage, what = help_of([command], capsys).split("\n\n")[:2]
+        assert f"setwise {command}" in usage
+        assert re.match(r"[A-Z].{20,}", what), command
+
+
+def help_of(command, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main([*command, "--help"])
+    assert not stopped.value.code
+    return capsys.readouterr().out
 
 
 def test_bench_qare_measures_and_draws(tmp_path):

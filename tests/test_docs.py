@@ -1,50 +1,227 @@
-"""README and docs say what is so: the example runs, every symbol and test of the paper map exists."""
+"""README and docs say what is so: examples run, commands parse, links lead somewhere, the paper map is true."""
 
 import ast
 import importlib.util
 import json
 import re
+import shlex
+import shutil
+import subprocess
 from pathlib import Path
 
+import markdown
 import pytest
+import torch
+import yaml
 
-from setwise.evaluation.matching import match, match_quadratic
+import setwise as sw
+from setwise import cli
+from setwise.checks import DOCS, see
+from setwise.experiments import records
 from setwise.experiments.recipes import RECIPES
 from setwise.losses.presets import PRESETS
 
 ROOT = Path(__file__).parent.parent
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+WRITTEN = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES]
 PAPER_MAP = (ROOT / "docs" / "paper-map.md").read_text()
+MAPPED = PAPER_MAP + (ROOT / "docs" / "differences.md").read_text()
+OPTIONAL = {"timm", "torchvision"}  # of the adapters; not among the dev dependencies
+
+
+def name_of(path):
+    return str(path.relative_to(ROOT))
+
+
+def blocks(text, language=""):
+    """The fenced blocks of that language; with no language, text for a shell."""
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```$", text, flags=re.DOTALL | re.MULTILINE)
+    return [block for name, block in fenced if name == language]
+
+
+def python_blocks(path):
+    return blocks(path.read_text(), "python")
 
 
 def test_the_readme_example_runs(capsys):
-    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
-    exec(compile(example, "README.md", "exec"), {})
+    first, whole = python_blocks(ROOT / "README.md")
+    assert first.splitlines()[-1] in whole, "the line that is shown first is the one that runs"
+    exec(compile(whole, "README.md", "exec"), {})
     assert float(capsys.readouterr().out) > 0.9
 
 
-@pytest.mark.parametrize("symbol", sorted(set(re.findall(r"`(setwise\.[\w.]+)`", PAPER_MAP))))
+@pytest.fixture
+def one_process():
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize("path", [path for path in PAGES if python_blocks(path)], ids=name_of)
+def test_python_on_the_pages_runs(path):
+    torch.manual_seed(0)
+    digits = sw.data.load("digits")
+    z_a, z_b = torch.randn(2, 32, 8).unbind()
+    known = {"torch": torch, "sw": sw, "z_a": z_a.requires_grad_(), "z_b": z_b, "your_loss": sw.InfoNCE()}
+    known |= {"images": digits.images[:64].numpy(), "labels": digits.labels[:64].numpy()}
+    for block in python_blocks(path):
+        try:
+            exec(compile(block, name_of(path), "exec"), known)
+        except ModuleNotFoundError as error:
+            if error.name not in OPTIONAL:
+                raise
+    told = known.get("value")
+    assert told is None or torch.isfinite(told)
+
+
+class Parsed(BaseException):
+    """A command has been understood; nothing of it was run."""
+
+
+@pytest.fixture
+def parse(monkeypatch):
+    """Give a command to the command line, up to the point where it would begin."""
+
+    def begin(*args, **options):
+        raise Parsed
+
+    for place in (
+        *("setwise.experiments.runs.choose_device", "setwise.experiments.runs.export", "setwise.demo.run"),
+        *("setwise.experiments.report.report", "setwise.experiments.reproduce.reproduce"),
+        *(f"setwise.data.manage.{x}" for x in ("show_list", "fetch_and_tell", "check_and_tell")),
+        "setwise.views.preview.write_preview",
+    ):
+        monkeypatch.setattr(place, begin)
+
+    def parse(command):
+        try:
+            cli.main(shlex.split(command)[1:])
+        except Parsed:
+            pass
+        except SystemExit as stopped:
+            if stopped.code:  # not that of --help
+                raise ValueError(f"expected a command of setwise, got {command}") from stopped
+
+    return parse
+
+
+def commands(text):
+    """Commands in blocks of text and within lines; not those with a word that stands for another."""
+    text = text.replace("\\\n", "")
+    lines = [line.partition("#")[0].strip() for block in blocks(text) for line in block.splitlines()]
+    lines += re.findall(r"`(setwise [^`\n]+)`", text)
+    lines = [re.sub(r"^torchrun .* -m setwise\.cli", "setwise", line).replace("$beta", "0.5") for line in lines]
+    return [line for line in lines if line.startswith("setwise ") and not re.search(r"\b[A-Z]+\b|\.\.\.|·|…", line)]
+
+
+@pytest.mark.parametrize("path", WRITTEN, ids=name_of)
+def test_commands_parse(path, parse):
+    for command in commands(path.read_text()):
+        parse(command)
+
+
+def test_commands_that_are_wrong_do_not_parse(parse, capsys):
+    assert len(commands((ROOT / "README.md").read_text())) > 8
+    for wrong in ("setwise pretrian", "setwise pretrain --betta 1", "setwise reproduce table7", "setwise data fetch"):
+        with pytest.raises(ValueError, match="expected a command of setwise"):
+            parse(wrong)
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize("symbol", sorted(set(re.findall(r"`(setwise\.[\w.]+)`", MAPPED))))
 def test_symbols_of_the_paper_map_exist(symbol):
-    module, name = symbol.rsplit(".", 1)
-    assert getattr(importlib.import_module(module), name).__doc__
+    try:
+        assert importlib.import_module(symbol).__doc__
+    except ModuleNotFoundError:
+        module, name = symbol.rsplit(".", 1)
+        assert getattr(importlib.import_module(module), name).__doc__
 
 
-@pytest.mark.parametrize("test", sorted(set(re.findall(r"`(tests/[\w./]+::\w+)`", PAPER_MAP))))
+@pytest.mark.parametrize("test", sorted(set(re.findall(r"`(tests/[\w./]+::\w+)`", MAPPED))))
 def test_tests_of_the_paper_map_exist(test):
     path, name = test.split("::")
     tree = ast.parse((ROOT / path).read_text())
     assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
 
 
-def test_every_equation_is_mapped():
-    rows = [line.split("|")[1] for line in PAPER_MAP.splitlines() if line.startswith("|")]
-    numbers = {int(n) for row in rows if "Eq." in row for n in re.findall(r"\d+", row.split("Eq.")[1])}
-    assert numbers >= set(range(2, 18))
+def map_rows():
+    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in PAPER_MAP.splitlines() if "|" in line]
+    assert [cell.strip("| ") for cell in rows[0]] == ["paper", "what", "symbol", "test", "experiment"]
+    return rows[2:]
+
+
+def test_every_row_of_the_paper_map_has_an_experiment_or_says_why_not(parse):
+    for paper, *_, experiment in map_rows():
+        found = re.findall(r"`([^`]+)`", experiment)
+        assert found or experiment.startswith("none: "), paper
+        for command in found:
+            if command.startswith("python "):
+                assert (ROOT / command.split()[1]).is_file(), command
+            else:
+                assert commands(f"`{command}`") == [command]
+                parse(command)
+
+
+def test_every_equation_table_and_figure_is_mapped():
+    papers = " ; ".join(row[0] for row in map_rows())
+    numbers = {
+        kind: {int(n) for part in re.findall(rf"{kind} ((?:\d+(?:, )?)+)", papers) for n in re.findall(r"\d+", part)}
+        for kind in (r"Eq\.", "Table", r"Alg\.", r"Fig\.", r"Prop\.")
+    }
+    assert numbers[r"Eq\."] >= set(range(2, 18))
+    assert numbers["Table"] == {1, 2, 3, 4}
+    assert numbers[r"Alg\."] == numbers[r"Prop\."] == {1, 2}
+    assert numbers[r"Fig\."] >= {2, 3}
 
 
 def test_the_map_of_rooms_names_real_files():
-    rooms = (ROOT / "README.md").read_text().split("```")[5]
-    for name in re.findall(r"^  (\w[\w.]*/?)", rooms, flags=re.MULTILINE):
+    (rooms,) = [x for x in blocks((ROOT / "README.md").read_text()) if x.startswith("src/setwise/")]
+    names = re.findall(r"^  (\w[\w.]*/?)", rooms, flags=re.MULTILINE)
+    assert len(names) > 10
+    for name in names:
         assert (ROOT / "src" / "setwise" / name).exists(), name
+
+
+def anchors(page):
+    """What the site's renderer makes of a page's headings."""
+    settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["markdown_extensions"]
+    known = [next(iter(x)) if isinstance(x, dict) else x for x in settings]
+    html = markdown.markdown((ROOT / "docs" / page).read_text(), extensions=known)
+    return set(re.findall(r'id="([^"]+)"', html))
+
+
+def links_of_errors():
+    found = []
+    for path in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "see":
+                assert isinstance(node.args[0], ast.Constant), f"{path.name}: a page by its name"
+                found.append((f"{path.stem}:{node.lineno}", node.args[0].value))
+    return sorted(found)
+
+
+def test_errors_lead_to_pages_of_the_site():
+    nav = (ROOT / "mkdocs.yml").read_text()
+    links = links_of_errors()
+    assert len(links) > 12
+    for where, link in links:
+        page, _, anchor = link.partition("#")
+        assert f"{page}.md" in nav, where
+        assert not anchor or anchor in anchors(f"{page}.md"), f"{where}: no {anchor} in {page}"
+        assert (ROOT / see(link).removeprefix("see ").partition("#")[0]).is_file()
+
+
+def test_the_address_of_the_documentation_is_said_in_one_place():
+    site = yaml.safe_load((ROOT / "mkdocs.yml").read_text()).get("site_url")
+    assert (site or "docs").rstrip("/") == DOCS.rstrip("/")
+
+
+def test_an_error_ends_with_its_page():
+    with pytest.raises(ValueError, match=r"see docs/how-to/choose-beta\.md$"):
+        sw.presets("paper/simclr-qare")
+    with pytest.raises(ValueError, match=r"see docs/how-to/add-qare\.md#rows$"):
+        sw.InfoNCE()(torch.zeros(4, 2), torch.zeros(3, 2))
 
 
 def hooks():
@@ -55,22 +232,86 @@ def hooks():
 
 
 def test_the_picture_shows_what_the_page_says():
-    a, b = hooks().turned_sets()
-    assert match(a, b).accuracy < 0.5
-    assert match_quadratic(a, b, weight=64.0).accuracy == 1.0
-    picture = hooks().alignment_picture()
+    made = hooks()
+    for turn in made.TURNS:
+        a, b = made.turned_sets(turn)
+        assert made.by_structure(a, b).optimal
+        assert made.by_structure(a, b).permutation.tolist() == list(range(9))
+        assert (sw.match(a, b).accuracy < 0.5) == (turn >= 40)
+        assert float(made.alignments(turn)["gap"]) < 0.01
+    picture = made.alignment_picture()
     assert picture.count("<circle") == picture.count("<rect") == 18
-    assert picture.count("stroke-dasharray") == 9 - round(9 * match(a, b).accuracy)
+    assert picture.count('line class="wrong"') == 9 - round(9 * sw.match(*made.turned_sets()).accuracy) == 7
+    assert made.on_page_markdown((ROOT / "docs" / "idea.md").read_text()).count("<svg") == 2
 
 
-def test_the_numbers_page_is_made_of_the_records():
-    page = hooks().numbers_page()
+def test_the_picture_turns_in_a_browser(tmp_path):
+    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if browser is None:
+        pytest.skip("needs Chromium, none here")
+    made = hooks()
+    turn = 'const i = document.getElementById("sets-turn"); i.value = 150; i.dispatchEvent(new Event("input"));'
+    page = tmp_path / "page.html"
+    page.write_text(f"<meta charset=utf-8>{made.alignment_picture()}<script>{turn}</script>")
+    shown = subprocess.run(
+        [
+            *(browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"),
+            *("--no-first-run", "--disable-background-networking", "--dump-dom", page.as_uri()),
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    ).stdout
+    found = made.alignments(150)
+    assert f'<b id="sets-pairwise">{found["pairwise"]}</b>' in shown
+    assert '<b id="sets-linear-right">0</b>' in shown
+    assert '<b id="sets-quadratic-right">9</b>' in shown
+    assert shown.count('class="wrong"') == shown.count('class="right"') == 9
+    x, y = found["b"][0]
+    assert f'x="{x - 4.5:g}" y="{y - 4.5:g}"' in shown
+
+
+def test_the_reference_has_all_that_is_public():
+    pages = (ROOT / "docs" / "reference.md").read_text()
+    for module in (sw, sw.functional, sw.assignment):
+        for name in module.__all__:
+            thing = getattr(module, name)
+            if callable(thing):
+                whole = re.search(rf"::: {re.escape(thing.__module__)}(\.{name}\n|\n(?!    options))", pages)
+                listed = re.search(rf"::: {re.escape(thing.__module__)}\n.*\n.*\b{name}\b", pages)
+                assert whole or listed, f"{thing.__module__}.{name}"
+
+
+def test_the_benchmarks_page_and_the_readme_are_made_of_the_records():
+    page = hooks().benchmarks_page()
     step = json.loads((ROOT / "results" / "bench-step-h200.json").read_text())["encoders"]
     for row in step.values():
         assert f"{row['setwise_ms']:.3f} ms" in page
+    said = " ".join((ROOT / "README.md").read_text().split())
+    conv4, resnet32 = step["conv4"], step["resnet32"]
+    assert f"{conv4['setwise_ms']:.2f} ms with Conv-4 and {resnet32['setwise_ms']:.2f} ms with ResNet-32" in said
+    assert f"takes {conv4['torchvision_ms']:.1f} and {resnet32['torchvision_ms']:.1f} ms" in said
+    assert f"batch 512, takes {step['resnet18']['epoch_seconds']:.1f} s" in said
 
 
-def test_how_to_pages_name_real_recipes_and_commands():
-    for path in (ROOT / "docs").rglob("*.md"):
+def test_the_results_page_is_made_of_the_records(tmp_path):
+    assert "No runs yet" in hooks().results_page(tmp_path)[0]
+    for name, shift in (("paper/digits-conv4-simclr", 0.0), ("paper/digits-conv4-simclr-qare", 0.01)):
+        for seed in (1, 2):
+            final = {"probe_accuracy": 0.5 + shift * seed}
+            record = {"format": records.FORMAT, "name": name, "recipe": RECIPES[name].as_json(), "seed": seed}
+            place = tmp_path / "runs" / name / f"seed-{seed}.json"
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_text(json.dumps(record | {"final": final, "epochs": []}))
+    page, whole = hooks().results_page(tmp_path)
+    assert "+1.50" in page  # of 1 and 2 points
+    assert "| SimCLR + QARe | " in page
+    assert page.count("\n## ") >= 2
+    assert "<html" in whole
+
+
+def test_pages_name_real_recipes():
+    for path in WRITTEN:
         for name in re.findall(r"\b((?:paper|released|modern|setwise)/[a-z0-9]+-[a-z0-9-]+)\b", path.read_text()):
             assert name in RECIPES or name in PRESETS, (path.name, name)

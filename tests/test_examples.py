@@ -27,3 +27,11 @@ def test_structure_repairs_what_pairs_get_wrong(capsys):
     right = [float(x) for x in re.findall(r"(\d+\.\d+)% right", out)]
     assert right[0] < 70  # pairs alone
     assert max(right[2:]) > 95
+
+
+def test_halves_of_digits_find_each_other(capsys):
+    out = said("digit_halves.py", capsys)
+    matched = [float(x) for x in re.findall(r"(\d+\.\d+)% of \d+ halves matched", out)]
+    chance = float(re.findall(r"Chance is (\d+\.\d+)%", out)[0])
+    assert len(matched) == 3
+    assert min(matched) > 8 * chance

@@ -13,6 +13,14 @@ from difflib import get_close_matches
 import torch
 from torch import Tensor
 
+DOCS = "docs"  # the folder in the repository: the site has no public address yet
+
+
+def see(page: str) -> str:
+    """The end of a message: where a page explains it, as in ``see("how-to/choose-beta")`` or ``see("...#anchor")``."""
+    path, mark, anchor = page.partition("#")
+    return f"see {DOCS}/{path}.md{mark}{anchor}"
+
 
 def check_option(value: object, allowed: Sequence[str], name: str) -> None:
     """Raise unless ``value`` is one of the ``allowed`` words."""
@@ -50,7 +58,7 @@ def check_floating(x: Tensor, name: str) -> None:
         bad = int((~x.isfinite()).sum())
         raise ValueError(
             f"expected {name} to be finite, got {bad} NaN or infinite of {x.numel()} values; "
-            "look for a diverged step or a division by zero before the loss"
+            f"look for a diverged step or a division by zero before the loss, {see('how-to/errors#not-finite')}"
         )
 
 
@@ -89,7 +97,7 @@ def check_like(x: Tensor, name: str, other: Tensor, other_name: str) -> None:
     if x.shape != other.shape:
         raise ValueError(
             f"expected {name} of shape {tuple(other.shape)} like {other_name}, got {tuple(x.shape)}; "
-            f"row i of both must be the same item"
+            f"row i of both must be the same item, {see('how-to/add-qare#rows')}"
         )
     check_same_kind(x, name, other, other_name)
 
@@ -109,7 +117,9 @@ def check_embeddings(z_a: Tensor, z_b: Tensor, extra: Tensor | None = None) -> N
             continue
         check_floating(z, name)
         if z.ndim != 2:
-            raise ValueError(f"expected {name} of shape (N, E), one row an item, got {tuple(z.shape)}")
+            raise ValueError(
+                f"expected {name} of shape (N, E), one row an item, got {tuple(z.shape)}; {see('how-to/add-qare#rows')}"
+            )
         if z.shape[1] == 0 or (z.shape[0] == 0 and z is not extra):
             raise ValueError(f"expected {name} with at least one row and one column, got shape {tuple(z.shape)}")
     check_like(z_b, "z_b", z_a, "z_a")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -14,14 +15,16 @@ from tyro.extras import SubcommandApp
 T = TypeVar("T")
 START = (
     "Set-level contrastive learning.\n\n"
-    "A first walk: `setwise demo` shows it at work in a minute. `setwise recipes conv4` names experiments, "
-    "`setwise pretrain --recipe NAME --help` shows every number of one, and without --help runs it: the run's folder "
-    "then has its record, its metrics and its checkpoint. `setwise probe FOLDER` evaluates it again, "
-    "`setwise export FOLDER` writes the encoder for others. Stopped runs go on with --resume."
+    "A first walk:\n"
+    "  setwise demo                                     see it at work, in a minute\n"
+    "  setwise pretrain --epochs 20 --out runs/first    train on the embedded digits, in seconds\n"
+    "  setwise probe runs/first                         evaluate that run again\n"
+    "  setwise export runs/first                        its encoder, for others\n"
+    "  setwise recipes conv4                            names of the paper's experiments\n"
+    "  setwise pretrain --recipe NAME --help            every number of one, to be changed\n\n"
+    "A run's folder has its record, its metrics and its checkpoint; a run that was stopped goes on with --resume."
 )
 app, bench, data = SubcommandApp(), SubcommandApp(), SubcommandApp()
-app.command(bench, name="bench", help="Measure what things cost.")
-app.command(data, name="data", help="See, fetch, check and preview data sets.")
 Root = Annotated[Path | None, tyro.conf.arg(help="folder of the data sets; $SETWISE_DATA or ~/.cache/setwise if none")]
 Name = Annotated[str, tyro.conf.Positional, tyro.conf.arg(help="as `setwise data list` shows it")]
 Device = Annotated[str, tyro.conf.arg(help="cpu, cuda, ...; a GPU if there is one")]
@@ -168,16 +171,21 @@ def match_help(recipe: RecipeName = DEFAULT_RECIPE["match"]) -> None:
 
 def _train(command: str, args: list[str]) -> None:
     """`setwise pretrain` and `match`: the recipe is read first, its numbers are the defaults of the other options."""
-    from setwise.experiments.recipes import recipe as find
-    from setwise.recipe import Recipe
-
     name = DEFAULT_RECIPE[command]
     for i, word in enumerate(args):
         if word == "--recipe" and i + 1 < len(args):
             name = args[i + 1]
         elif word.startswith("--recipe="):
             name = word.removeprefix("--recipe=")
-    default = _told(lambda: find(name))
+    _told(lambda: tyro.cli(_trainer(command, name), prog=f"setwise {command}", args=args))
+
+
+def _trainer(command: str, name: str) -> Callable[..., None]:
+    """What `setwise pretrain` or `match` calls, with the numbers of the recipe ``name`` as its defaults."""
+    from setwise.experiments.recipes import recipe as find
+    from setwise.recipe import Recipe
+
+    default = find(name)
 
     def train(
         fields: Any = default,
@@ -200,7 +208,10 @@ def _train(command: str, args: list[str]) -> None:
         from setwise.training.processes import join, leave
 
         if (fields.method == "matching") != (command == "match"):
-            raise ValueError(f"expected a recipe for `setwise {command}`, got method {fields.method!r}")
+            raise ValueError(
+                f"expected a recipe for `setwise {command}`, got method {fields.method!r}, which is for "
+                f"`setwise {'pretrain' if command == 'match' else 'match'}`"
+            )
         folder = out or Path("runs") / recipe / f"seed-{seed}"
         processes, where = join(runs.choose_device(device))
         try:
@@ -228,13 +239,13 @@ def _train(command: str, args: list[str]) -> None:
         f"{what[command]}\n\nEvery number of the recipe is an option; its default is what the recipe says. Many "
         f"processes: torchrun --nproc-per-node 8 -m setwise.cli {command} ..."
     )
-    _told(lambda: tyro.cli(train, prog=f"setwise {command}", args=args))
+    return train
 
 
 @app.command(name="reproduce")
 def reproduce_table(
     table: Annotated[
-        Literal["table1", "table2", "table3", "fig-beta", "ablation"],
+        Literal["table1", "table2", "table3", "fig-beta", "fig-time", "ablation"],
         tyro.conf.Positional,
         tyro.conf.arg(help="what of the paper"),
     ],
@@ -242,9 +253,7 @@ def reproduce_table(
     seeds: tuple[int, ...] = (1, 2, 3),
     only: Annotated[tuple[str, ...], tyro.conf.arg(help="runs with one of these in their name")] = (),
     instances: Annotated[int | None, tyro.conf.arg(help="of matching: another number of halves")] = None,
-    results: Annotated[Path, tyro.conf.arg(help="folder of the records; what is there is not run again")] = Path(
-        "results"
-    ),
+    results: Annotated[Path, tyro.conf.arg(help="folder of records; none is made twice")] = Path("results"),
     scratch: Annotated[Path, tyro.conf.arg(help="folder of the runs' checkpoints")] = Path("runs"),
     root: Root = None,
     device: Device = "auto",
@@ -256,6 +265,8 @@ def reproduce_table(
     from setwise.experiments.reproduce import estimate, expand, reproduce
     from setwise.experiments.runs import choose_device
 
+    if table == "fig-time":
+        return _fig_time(results, scratch, device, dry_run)
     jobs = _told(lambda: expand(table, data=data, seeds=seeds, only=only, instances=instances))
     missing = [job for job in jobs if not job.record(results).exists()]
     if dry_run:
@@ -281,14 +292,28 @@ def reproduce_table(
         sys.exit(1)
 
 
+def _fig_time(results: Path, scratch: Path, device: str, dry_run: bool) -> None:
+    """Figure 3 is no run but a measurement, whose record is named after the machine."""
+    from setwise.experiments.figures import time_record
+    from setwise.experiments.runs import choose_device
+    from setwise.training.checkpoint import write_text
+
+    path = time_record(results, _told(lambda: choose_device(device)))
+    if dry_run or path.exists():
+        print(
+            f"0 of 1 measurements to make, {path} is there" if path.exists() else f"{path}\n1 of 1 measurements to make"
+        )
+        return
+    folder = scratch / "fig-time"
+    bench_qare(device=device, out=folder)
+    write_text(path, (folder / "bench-qare.json").read_text())
+    print(f"1 of 1 records in {results}")
+
+
 @app.command(name="report")
 def write_report(
-    results: Annotated[Path, tyro.conf.arg(help="folder of the records, as `setwise reproduce` fills it")] = Path(
-        "results"
-    ),
-    out: Annotated[Path, tyro.conf.arg(help="folder for index.html and the tables, as .md and .csv")] = Path(
-        "out/report"
-    ),
+    results: Annotated[Path, tyro.conf.arg(help="folder of `setwise reproduce`'s records")] = Path("results"),
+    out: Annotated[Path, tyro.conf.arg(help="folder for index.html, tables as .md and .csv")] = Path("out/report"),
 ) -> None:
     """A page and its tables from all records: what set-level terms add, with intervals, beside the paper's numbers."""
     from setwise.experiments.report import report
@@ -324,9 +349,7 @@ def probe(
 @app.command(name="export")
 def export_encoder(
     checkpoint: Run,
-    out: Annotated[Path, tyro.conf.arg(help="folder for encoder.safetensors, config.json, encoder.onnx")] = Path(
-        "out/encoder"
-    ),
+    out: Annotated[Path, tyro.conf.arg(help="folder for weights, config and encoder.onnx")] = Path("out/encoder"),
     onnx: Annotated[bool, tyro.conf.arg(help="write ONNX too")] = True,
 ) -> None:
     """Write a trained encoder for others: safetensors with its config, and ONNX, checked against torch."""
@@ -334,6 +357,26 @@ def export_encoder(
 
     for path in _told(lambda: runs.export(checkpoint, out, onnx=onnx)).values():
         print(path)
+
+
+@app.command(name="completion")
+def print_completion(
+    shell: Annotated[Literal["bash", "zsh", "fish"], tyro.conf.Positional, tyro.conf.arg(help="yours")],
+) -> None:
+    """Print what lets a shell complete commands, options and recipes; bash: `source <(setwise completion bash)`."""
+    from setwise.experiments.recipes import RECIPES
+
+    whole = deepcopy(app)
+    for command, default in DEFAULT_RECIPE.items():
+        trainer = _trainer(command, default)
+        names = tuple(name for name, one in RECIPES.items() if (one.method == "matching") == (command == "match"))
+        trainer.__annotations__["recipe"] = Literal.__getitem__(names)
+        whole.command(name=command)(trainer)
+    whole.cli(prog="setwise", args=["--tyro-print-completion", shell])
+
+
+app.command(data, name="data", help="See, fetch, check and preview data sets.")
+app.command(bench, name="bench", help="Measure what things cost.")
 
 
 def _say_final(final: dict[str, Any]) -> None:

@@ -101,13 +101,27 @@ def _distances(x: Tensor, y: Tensor) -> Tensor:
 
 
 def scores(z_a: Tensor, z_b: Tensor, *, similarity: Similarity = "cosine") -> Tensor:
-    """Score of every row of ``z_a`` against every row of ``z_b``, [N, M], larger is closer."""
+    """Score of every row of ``z_a`` against every row of ``z_b``, [N, M], larger is closer.
+
+    Examples:
+        >>> a, b = torch.tensor([[3.0, 4.0]]), torch.tensor([[3.0, 0.0]])
+        >>> [sw.similarity.scores(a, b, similarity=s).item() for s in ("euclidean", "sqeuclidean")]  # larger is closer
+        [-4.0, -16.0]
+    """
     x, y = prepare(z_a, z_b, similarity=similarity)
     return prepared_scores(x, y, similarity=similarity)
 
 
 def pairwise(z_a: Tensor, z_b: Tensor, *, similarity: Similarity = "cosine") -> Tensor:
-    """The paper's S_AB (S_A for twice the same set): φ itself, a distance or a similarity, [N, M]."""
+    """The paper's S_AB (S_A for twice the same set): φ itself, a distance or a similarity, [N, M].
+
+    Examples:
+        >>> a, b = torch.tensor([[3.0, 4.0]]), torch.tensor([[3.0, 0.0]])
+        >>> sw.similarity.pairwise(a, b, similarity="euclidean")
+        tensor([[4.]])
+        >>> sw.similarity.pairwise(a, b, similarity="cosine")
+        tensor([[0.6000]])
+    """
     x, y = prepare(z_a, z_b, similarity=similarity)
     return prepared_scores(x, y, similarity=similarity, scale=-1.0 if is_distance(similarity) else 1.0)
 

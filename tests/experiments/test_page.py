@@ -14,7 +14,8 @@ from html.parser import HTMLParser
 import pytest
 
 from setwise.experiments import page as module
-from setwise.experiments.page import Page, thinned
+from setwise.experiments.chart import thinned
+from setwise.experiments.page import Page
 
 HOSTILE = "<script>alert(1)</script>\"'&<b onclick=x>"
 VOID = {"meta", "br", "img", "link", "input", "hr"}

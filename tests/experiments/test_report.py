@@ -5,53 +5,18 @@ import json
 import re
 import shutil
 import subprocess
-from dataclasses import replace
 from html import escape, unescape
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
 from setwise.cli import main
-from setwise.experiments import records
-from setwise.experiments.recipes import recipe
-from setwise.experiments.report import answers, make_page, mean_curve, provenance, report
-from setwise.experiments.reproduce import Job
-from setwise.experiments.tables import collect, groups
+from setwise.experiments.claims import differences
+from setwise.experiments.collected import collect, groups, mean_curve
+from setwise.experiments.report import make_page, provenance, report
 
 HOSTILE = "<script>alert(1)</script>\"'&"
-
-
-@pytest.fixture
-def keep(tmp_path):
-    """Writes a record into results/: final in shares of one, ``about`` replaces what the record says of itself."""
-
-    def write(name, seed, final, *, variant="", about=None, **changes):
-        job = Job(name, replace(recipe(name), **changes), seed, variant)
-        path = job.record(tmp_path / "results")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        epochs = [{"epoch": i, "loss": 3.0 / i, "pairwise": 2.0 / i, "val_accuracy": seed * i / 100} for i in (1, 2, 3)]
-        if name.endswith("-qare"):
-            epochs = [{**row, "regularizer": 0.1 * row["epoch"]} for row in epochs]
-        found = {
-            "format": records.FORMAT,
-            "name": name,
-            "recipe": job.recipe.as_json(),
-            "seed": seed,
-            "precision": "float32",
-            "commit": "0123abc",
-            "versions": {"setwise": "0.1", "torch": "2.13"},
-            "hardware": {"name": "a machine", "cores": 2},
-            "command": ["setwise", "reproduce", "table 1"],
-            "timings": {"training_seconds": 10.0},
-            "epochs": epochs,
-            "final": final,
-            "variant": variant,
-            **(about or {}),
-        }
-        path.write_text(json.dumps(found))
-        return path
-
-    return write
 
 
 @pytest.fixture
@@ -100,28 +65,62 @@ class Texts(HTMLParser):
 
 
 def test_the_answer_comes_first(filled):
-    found = groups(collect(filled)[0])
-    assert answers(found[0]) == (
-        "Matching, CIFAR-10, 1,467 instances, matching accuracy on held-out sets: QARe's interval is above zero for "
-        "Triplet; it contains zero for InfoNCE; it is below zero for NT-Logistic; it cannot be given, with one seed, "
-        "for SparseCLR."
+    texts = Texts(make_page(groups(collect(filled)[0]), []).html())
+    assert texts.of("p")[0] == (
+        "Does QARe help? Of 5 settings: 1 yes, 2 cannot be told, 1 no, 1 one seed only. Does a set-level form gain a "
+        "point on both encoders? No runs yet. Does the best of the ablation hold on fresh seeds and the test set? No "
+        "runs yet. (26 runs.)"
     )
-    texts = Texts(make_page(found, []).html())
-    lead, first = texts.of("p")[:2]
-    assert lead == (
-        "QARe was compared with the same loss without it in 5 settings (26 runs in all). The 95 % interval of the "
-        "difference is above zero in 1 of them (QARe helps), contains zero in 2 (cannot be told) and is below zero in "
-        "1 (QARe harms). In 1 there is one seed only, which gives no interval."
-    )
-    assert first == answers(found[0])
+    assert texts.of("strong")[:3] == [
+        *("The paper's claims", "What set-level terms add, in points of accuracy", "The claims, setting by setting"),
+    ]
     assert texts.of("h2") == ["Tables", "Learning curves", "Where the numbers come from"]
+
+
+def test_every_part_has_its_section(looked, keep, tmp_path):
+    looked()
+    for seed in (1, 2, 3):
+        for beta in (0.0, 1.0):
+            name = "released/cifar10-conv4-simclr-qare"
+            keep(name, seed, {"probe_accuracy": 0.6}, variant=f"beta-{beta:g}", beta=beta)
+        keep("released/cifar10-conv4-simclr", seed, {"probe_accuracy": 0.6}, variant="validation", validation=5000)
+    row = {"n": 128, "plain_ms": 1.0, "qare_ms": 1.1, "added_ms": 0.1}
+    found = {"what": "bench qare", "device": "a machine", "encoder": "none", "torch": "2", "rows": [row]}
+    (tmp_path / "results" / "bench-qare-a.json").write_text(json.dumps(found))
+    (tmp_path / "results" / "bench-qare-b.json").write_text("{}")
+    files = report(tmp_path / "results", tmp_path / "out")
+    texts = Texts(files[0].read_text())
+    assert texts.of("h2") == [
+        *("Tables", "Accuracy against QARe's weight (Figure 2)", "One thing changed at a time"),
+        *(
+            "What set-level terms act on",
+            "What QARe costs (Figure 3)",
+            "Learning curves",
+            "Where the numbers come from",
+        ),
+    ]
+    assert {path.stem for path in files[1:]} == {
+        *("claims", "differences", "settings", "classification-released-cifar10-conv4", "time-a"),
+        *("weights-classification-released-cifar10-conv4-simclr", "ablation-released-cifar10-conv4-validation-5000"),
+        "structure-classification-released-cifar10-conv4",
+    }
+    assert "bench-qare-b.json: expected a record of `setwise bench qare`, got another file" in texts.of("pre")[-1]
+    assert str(tmp_path) not in files[0].read_text()
+
+
+def test_measurements_alone_make_a_page(tmp_path):
+    found = {"what": "bench qare", "rows": [{"n": 128, "plain_ms": 1.0}]}
+    (tmp_path / "bench-qare.json").write_text(json.dumps(found))
+    texts = Texts(report(tmp_path, tmp_path / "out")[0].read_text())
+    assert texts.of("h2") == ["What QARe costs (Figure 3)", "Where the numbers come from"]
+    assert texts.of("td").count("no runs yet") == 7
 
 
 def test_files_are_written_and_agree(filled, tmp_path, capsys):
     out = tmp_path / "out"
     main(["report", "--results", str(filled), "--out", str(out)])
-    assert capsys.readouterr().out == f"{out / 'index.html'}, and 6 files of tables beside it\n"
-    names = ["classification-paper-cifar10-conv4", "differences", "matching-cifar10-1467"]
+    assert capsys.readouterr().out == f"{out / 'index.html'}, and 10 files of tables beside it\n"
+    names = ["claims", "classification-paper-cifar10-conv4", "differences", "matching-cifar10-1467", "settings"]
     assert sorted(path.name for path in out.iterdir()) == sorted(
         ["index.html", *(f"{name}.{end}" for name in names for end in ("csv", "md"))]
     )
@@ -151,21 +150,21 @@ def test_without_records_one_line_and_status_1(tmp_path, capsys):
 def test_other_weights_are_in_the_tables_only(filled, keep):
     for weight in (0.125, 0.25):
         for seed in (1, 2):
-            keep(
-                "paper/cifar10-conv4-simclr-qare", seed, {"probe_accuracy": 0.9}, variant=f"beta-{weight}", beta=weight
-            )
+            changes = {"variant": f"beta-{weight}", "beta": weight}
+            keep("paper/cifar10-conv4-sparseclr-qare", seed, {"probe_accuracy": 0.9}, **changes)
     found = groups(collect(filled)[0])
     html = make_page(found, []).html()
-    assert "(QARe helps), contains zero in 2 (cannot be told)" in html
-    assert html.count("SimCLR + QARe, weight 0.25</th>") == 1
-    assert "SimCLR + QARe, weight 0.25 <b>" not in html, "no line of a chart"
+    assert "Of 5 settings: 1 yes, 2 cannot be told, 1 no" in html
+    assert html.count("SparseCLR + QARe, weight 0.25</th>") == 1
+    assert "SparseCLR + QARe, weight 0.25 <b>" not in html, "no line of a chart"
 
 
 def test_nothing_to_compare_is_said(keep, tmp_path):
     keep("paper/cifar10-matching-infonce", 1, {"test_accuracy": 0.5})
     page = make_page(groups(collect(tmp_path / "results")[0]), []).html()
     assert "What set-level terms add" not in page
-    assert "1 run, and none yet with QARe beside one of the same seed without it: no answer." in Texts(page).of("p")[0]
+    assert Texts(page).of("p")[0].startswith("Does QARe help? No runs yet.")
+    assert Texts(page).of("p")[0].endswith("(1 run.)")
 
 
 def test_our_terms_are_told_by_their_chosen_weights(keep, tmp_path):
@@ -174,8 +173,9 @@ def test_our_terms_are_told_by_their_chosen_weights(keep, tmp_path):
         for weight, test in ((1.0, 0.6), (3.0, 0.4)):
             final = {"test_accuracy": test + seed / 1000, "val_accuracy": test}
             keep("setwise/cifar10-matching-infonce-gap", seed, final, variant=f"beta-{weight:g}", beta=weight)
-    (group,) = groups(collect(tmp_path / "results")[0])
-    assert answers(group).endswith("the test split: The alignment gap's interval is above zero for InfoNCE.")
+    ((label, *cells),) = differences(groups(collect(tmp_path / "results")[0])).rows
+    assert label == "InfoNCE: CIFAR-10, 1,467"
+    assert [cell and (cell.mean, cell.side) for cell in cells] == [None, None, (pytest.approx(10.2), "above"), None]
 
 
 def test_curves_are_means_over_epochs_that_all_seeds_have(keep, tmp_path):
@@ -238,17 +238,27 @@ def browser():
     return found
 
 
-def test_on_a_telephone(browser, filled, tmp_path):
-    report(filled, tmp_path)
+def on_a_telephone(browser, page, tmp_path):
+    """What a browser 360 pixels wide says of the page; "cut" are labels of charts, cut off or lying on others."""
     harness = tmp_path / "harness.html"
     asked = """
     const page = document.querySelector("iframe").contentDocument, root = page.documentElement;
     const top = what => page.querySelector(what).getBoundingClientRect().top;
-    document.querySelector("pre").textContent = JSON.stringify({width: root.clientWidth, wide: root.scrollWidth,
-      answer: top("main > p:nth-of-type(2)"), tables: page.querySelectorAll("table").length,
+    const cut = [];
+    for (const svg of page.querySelectorAll("svg[role=img]")) {
+      const boxes = [...svg.querySelectorAll("text")].map(text => [text.textContent, text.getBBox()]);
+      const wide = svg.viewBox.baseVal.width;
+      for (const [words, box] of boxes) if (box.x < 0 || box.x + box.width > wide) cut.push(words);
+      boxes.forEach(([words, a], i) => boxes.slice(0, i).forEach(([other, b]) => {
+        if (a.x < b.x + b.width && b.x < a.x + a.width && a.y < b.y + b.height - 3 && b.y < a.y + a.height - 3)
+          cut.push(`${words} on ${other}`);
+      }));
+    }
+    document.querySelector("pre").textContent = JSON.stringify({width: root.clientWidth, wide: root.scrollWidth, cut,
+      answer: top("tbody td"), tables: page.querySelectorAll("table").length,
       charts: page.querySelectorAll("path.line[data-v]").length});
     """
-    frame = f'<iframe width=360 height=800 style="border:0" srcdoc="{escape((tmp_path / "index.html").read_text())}">'
+    frame = f'<iframe width=360 height=800 style="border:0" srcdoc="{escape(page.read_text())}">'
     harness.write_text(f"<!DOCTYPE html>{frame}</iframe><pre></pre><script>onload = () => {{{asked}}}</script>")
     done = subprocess.run(
         [
@@ -266,6 +276,29 @@ def test_on_a_telephone(browser, filled, tmp_path):
     said = json.loads(unescape(answer[1]))
     assert said["wide"] == said["width"] <= 360, "the page does not scroll sideways"
     assert said["answer"] < 700, "the answer is on the first screen"
-    assert said["tables"] == 3
+    return said
+
+
+def test_on_a_telephone(browser, filled, tmp_path):
+    said = on_a_telephone(browser, report(filled, tmp_path)[0], tmp_path)
+    assert said["tables"] == 5
     # A chart of each of four losses; SimCLR's pairwise loss, twice, and its set-level term.
     assert said["charts"] == 8 + 3
+    assert said["cut"] == []
+
+
+def test_spectra_sweeps_and_costs_on_a_telephone(browser, looked, keep, tmp_path):
+    looked()
+    for seed in (1, 2, 3):
+        for step in range(16):
+            beta, final = step / 8, {"probe_accuracy": 0.6 + seed / 100 + step / 1000}
+            keep("released/cifar10-conv4-simclr-qare", seed, final, variant=f"beta-{beta:g}", beta=beta)
+    for path in (Path(__file__).parents[2] / "results").glob("bench-qare-*.json"):
+        shutil.copy(path, tmp_path / "results")
+    said = on_a_telephone(browser, report(tmp_path / "results", tmp_path)[0], tmp_path)
+    # Claims, differences, settings, Table 2 and 3, the sweep, the structure, two machines.
+    assert said["tables"] == 8
+    # Three pictures of two losses with and without QARe, the sweep and its level, time and memory on two machines,
+    # and the loss of four methods.
+    assert said["charts"] == 12 + 2 + 12 + 4
+    assert said["cut"] == []

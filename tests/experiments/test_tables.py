@@ -7,13 +7,24 @@ import math
 from dataclasses import replace
 
 import pytest
+from scipy.stats import ttest_1samp
 
 from setwise.experiments import records
+from setwise.experiments.collected import collect, groups
 from setwise.experiments.page import Page
 from setwise.experiments.recipes import recipe
-from setwise.experiments.reproduce import Job
-from setwise.experiments.statistics import MeanStd
-from setwise.experiments.tables import Table, classification_table, collect, groups, matching_table, overview, tables_of
+from setwise.experiments.reproduce import Job, expand
+from setwise.experiments.statistics import MeanStd, PairedDifference
+from setwise.experiments.tables import (
+    Table,
+    ablation_answer,
+    ablation_table,
+    best_of,
+    classification_table,
+    matching_table,
+    overview,
+    tables_of,
+)
 
 
 @pytest.fixture
@@ -181,7 +192,7 @@ def test_foreign_files_are_listed_and_harm_nothing(tmp_path, keep):
 
 
 def test_values_that_are_no_numbers_are_left_out(tmp_path, keep):
-    for seed, value in ((1, 0.5), (2, math.nan), (3, None), (4, "0.5"), (5, True), (6, 0.6)):
+    for seed, value in ((1, 0.5), (2, math.nan), (3, None), (4, "0.5"), (5, True), (6, 0.6), (7, 1e308), (8, -0.1)):
         keep("paper/cifar10-matching-infonce", seed, {"test_accuracy": value})
     table = matching_table(only(tmp_path))
     assert text(table, "InfoNCE", "test accuracy") == "55.00 ± 7.07"
@@ -230,13 +241,69 @@ def test_other_weights_and_losses_are_rows_of_their_own(tmp_path, keep):
         keep(f"{name}-qare", seed, {"probe_accuracy": 0.6})
     runs, aside = collect(tmp_path)
     assert aside == []
-    usual, kept = (classification_table(group) for group in groups(runs))
+    first, second = groups(runs)
+    usual = classification_table(first)
     assert text(usual, "SimCLR + QARe", "probe accuracy") == "60.00 ± 0.00"
     assert text(usual, "SimCLR + QARe, weight 0.25", "probe accuracy") == "40.00 ± 0.00"
     assert text(usual, "SimCLR + QARe, weight 0.25", "paper") == "-"
-    assert kept.caption.endswith("(validation 5000)")
-    assert [row[0] for row in kept.rows] == ["SimCLR", "SimCLR with ablation/simclr-gap, weight 2"]
-    assert text(kept, kept.rows[1][0], "difference to plain") == "+1.50 (-4.85 to +7.85)"
+    assert [row.label for row in second.rows] == ["SimCLR", "SimCLR + alignment gap, weight 2"]
+    assert (first.validation, second.validation) == (0, 5000)
+    assert tables_of([first, second]) == [usual], "runs for choosing are in no table of the paper's"
+
+
+def test_the_ablation_in_words_the_best_first(tmp_path, keep):
+    jobs = expand("ablation", data="cifar10", seeds=(1, 2))
+    gains = {"ablation/simclr-noshift": (2.0, 2.2), "ablation/simclr-cold": (-1.0, -1.4), None: (0.0, 0.0)}
+    for job in jobs:
+        if job.seed < 3:
+            changed = job.recipe.loss if job.recipe.loss != "released/simclr" else None
+            gain = gains.get(changed, (0.1, 0.1))[job.seed - 1] - (job.recipe.beta or 0) / 100
+            changes = {"loss": job.recipe.loss, "beta": job.recipe.beta, "validation": 5000}
+            keep(job.name, job.seed, {"probe_accuracy": 0.6 + gain / 100}, variant=job.variant, **changes)
+    group = only(tmp_path)
+    table = ablation_table(group)
+    assert table.name == "ablation-released-cifar10-conv4-validation-5000"
+    assert table.caption == "Ablation, CIFAR-10, Conv-4, released form, 5,000 validation images"
+    assert len(table.rows) == len({job.variant for job in jobs})
+    labels = [row[0] for row in table.rows]
+    assert labels[0] == "SimCLR, plain"
+    assert not any("/" in label for label in labels), "words, not names of presets: add them to paper_numbers.WORDS"
+    means = [row[4].mean for row in table.rows[1:]]
+    assert means == sorted(means, reverse=True)
+    least = min(job.recipe.beta for job in jobs if job.recipe.beta)
+    assert table.rows[1][:2] == ["QARe without the +1 shift", f"{least:g}"]
+    expected = ttest_1samp([2.0 - least / 100, 2.2 - least / 100], 0).confidence_interval(0.95)
+    assert (table.rows[1][4].low, table.rows[1][4].high) == pytest.approx((expected.low, expected.high))
+    assert table.rows[-1][0] == "temperature 0.05"
+    row, difference = best_of(group)
+    assert (row.loss, difference) == ("ablation/simclr-noshift", table.rows[1][4])
+    assert f"the best on validation of {len(labels) - 1} is SimCLR + QARe without the +1 shift, weight {least:g}, " in (
+        ablation_answer(group)
+    )
+    assert "confirmed once, on fresh seeds and the test set" in ablation_answer(group)
+
+
+def test_an_ablation_of_one_seed_names_no_best(tmp_path, keep):
+    name = "released/cifar10-conv4-simclr"
+    keep(name, 1, {"probe_accuracy": 0.5}, variant="validation", validation=5000)
+    keep(name, 1, {"probe_accuracy": 0.9}, variant="c", validation=5000, loss="ablation/simclr-cold")
+    keep(name, 1, {"probe_accuracy": 0.9}, variant="v", validation=5000, loss="ablation/simclr-cold", epochs=4)
+    first, second = groups(collect(tmp_path)[0])
+    assert second.title.endswith("validation images"), "the other one is of 4 epochs"
+    assert first.title.endswith("validation images (epochs 4)")
+    assert best_of(first) is best_of(second) is None
+    assert ablation_answer(second).endswith("nothing yet with two seeds beside the plain loss.")
+
+
+def test_means_and_differences_may_share_a_column_of_a_csv_file():
+    table = Table(
+        "t", ["a", "b"], [["x", MeanStd(1.5, 0.5, 3)], ["y", PairedDifference(2.0, 1.0, 3.0, 2, (1, 2))]], "c"
+    )
+    assert list(csv.reader(io.StringIO(table.csv()))) == [
+        ["a", "b", "b std", "b low", "b high", "b n"],
+        ["x", "1.5", "0.5", "", "", "3"],
+        ["y", "2.0", "", "1.0", "3.0", "2"],
+    ]
 
 
 def test_csv_has_every_number_unrounded(tmp_path, keep):

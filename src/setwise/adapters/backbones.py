@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from setwise.checks import check_count, check_option
+from setwise.checks import check_count, check_option, see
 from setwise.encoders.resnet import BasicBlock, ResNet
 
 LIBRARIES = ("timm", "torchvision")
@@ -88,7 +88,9 @@ def _imported(module: str) -> Any:
         missing = isinstance(error, ModuleNotFoundError) and error.name == package
         found = "none here" if missing else f"one that does not import ({error})"
         raise ModuleNotFoundError(
-            f"expected the package {package}, got {found}; pip install 'setwise[backbones]'", name=package
+            f"expected the package {package}, got {found}; pip install 'setwise[backbones]', "
+            + see("how-to/other-libraries#timm-and-torchvision"),
+            name=package,
         ) from error
 
 

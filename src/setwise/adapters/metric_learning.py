@@ -13,7 +13,7 @@ from pytorch_metric_learning.losses import (  # type: ignore[import-untyped]
 from pytorch_metric_learning.regularizers import BaseRegularizer  # type: ignore[import-untyped]
 from torch import Tensor, nn
 
-from setwise.checks import check_floating, check_option
+from setwise.checks import check_floating, check_option, see
 from setwise.losses.modules import QARe
 
 Layout = Literal["halves", "interleaved"]
@@ -131,7 +131,8 @@ def _views(x: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
 
 ONE_VIEW = (
     "expected both views in one batch, got SelfSupervisedLoss(symmetric=False), which hands a regulariser the first "
-    "view alone; use symmetric=True, or add setwise.QARe()(z_a, z_b) to the loss yourself"
+    "view alone; use symmetric=True, or add setwise.QARe()(z_a, z_b) to the loss yourself, "
+    + see("how-to/other-libraries#pytorch-metric-learning")
 )
 
 
@@ -144,5 +145,5 @@ def _check_labels(labels: Tensor | None, layout: Layout) -> None:
         raise ValueError(
             f"expected a batch of two views laid out as {layout!r}, got {int((a != b).sum())} of {len(a)} pairs with "
             "different labels; choose the other layout if it is laid out so, concatenate a view given as ref_emb, or "
-            "use SetLoss, which pairs items by label"
+            f"use SetLoss, which pairs items by label, {see('how-to/other-libraries#pytorch-metric-learning')}"
         )

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import torch
-from scipy.optimize import linear_sum_assignment
+from numpy.typing import NDArray
 from torch import Tensor
 
 from setwise.checks import check_embeddings, check_matrix
 from setwise.similarity import Similarity, check_similarity, scores
+
+
+def best_columns(cost: NDArray[Any], *, maximize: bool = False) -> NDArray[np.int64]:
+    """The column of each row of one problem [N, M], N <= M, in numpy."""
+    from scipy.optimize import linear_sum_assignment  # here: its import takes a third of torch's
+
+    columns: NDArray[np.int64] = linear_sum_assignment(cost, maximize=maximize)[1]
+    return columns
 
 
 def solve_linear(cost: Tensor, *, maximize: bool = False) -> Tensor:
@@ -18,6 +29,11 @@ def solve_linear(cost: Tensor, *, maximize: bool = False) -> Tensor:
     ``cost`` is [..., N, M] with N <= M: every row gets a column of its own, M - N columns stay free.
     Returns the column of each row, a LongTensor [..., N] on the device of ``cost``.
     Exact, O(N^2 M), by scipy on the CPU, one problem after the other.
+
+    Examples:
+        >>> cost = torch.tensor([[4.0, 1.0, 3.0], [2.0, 0.0, 5.0], [3.0, 2.0, 2.0]])
+        >>> sw.assignment.solve_linear(cost)  # 1 + 2 + 2 = 5 is the least sum
+        tensor([1, 0, 2])
     """
     check_matrix(cost, "cost")
     *batch, n, m = cost.shape
@@ -26,7 +42,7 @@ def solve_linear(cost: Tensor, *, maximize: bool = False) -> Tensor:
     problems = cost.detach().reshape(-1, n, m).to("cpu", torch.float64).numpy()
     columns = torch.empty(len(problems), n, dtype=torch.long)
     for k, problem in enumerate(problems):
-        columns[k] = torch.from_numpy(linear_sum_assignment(problem, maximize=maximize)[1])
+        columns[k] = torch.from_numpy(best_columns(problem, maximize=maximize))
     return columns.reshape(*batch, n).to(cost.device)
 
 
@@ -36,6 +52,11 @@ def matching_accuracy(z_a: Tensor, z_b: Tensor, *, similarity: Similarity = "euc
     ``z_a``, ``z_b`` [N, E] are the two views of the same N items in the same order. The paper calls this the mean
     Hamming distance to the true assignment; it is one minus that. Ties know nothing of the truth: the columns are
     looked at in a fixed random order, so that an encoder that maps all items to one point gets about 1/N right.
+
+    Examples:
+        >>> z = torch.eye(4)
+        >>> sw.matching_accuracy(z, z), sw.matching_accuracy(z, z[[1, 0, 2, 3]])
+        (1.0, 0.5)
     """
     check_embeddings(z_a, z_b)
     check_similarity(similarity)

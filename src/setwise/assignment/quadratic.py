@@ -10,9 +10,9 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
+from setwise.assignment.linear import best_columns
 from setwise.checks import check_floating, check_option, check_same_kind, check_square
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -60,6 +60,11 @@ def quadratic_objective(a: Tensor, b: Tensor, permutation: Tensor, linear: Tenso
 
     ``a``, ``b`` and ``linear`` are [N, N], ``permutation`` is a LongTensor [N], the column of each row.
     Returns a 0-dim tensor, differentiable in all three matrices. ``a`` and ``b`` need not be symmetric.
+
+    Examples:
+        >>> a = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
+        >>> sw.assignment.quadratic_objective(a, 3 * a, torch.tensor([1, 0]))
+        tensor(6.)
     """
     _check_problem(a, b, linear)
     _check_permutation(permutation, len(a), "permutation")
@@ -95,6 +100,12 @@ def solve_quadratic(
       - "auto": exact up to N = 12, tabu up to N = 200, then faq.
     The budgets are counts, not seconds, so a result depends on the problem and the seed only. ``generator`` draws
     that seed; without one it is 0. Solving carries no gradient: see :func:`quadratic_objective`.
+
+    Examples:
+        >>> line = torch.tensor([0.0, 1.0, 3.0, 7.0])
+        >>> a, b = ((x[:, None] - x).abs() for x in (line, line[[2, 0, 3, 1]]))  # the same points in another order
+        >>> sw.assignment.solve_quadratic(a, b, maximize=True)  # finds the order back from the distances alone
+        QuadraticSolution(permutation=tensor([1, 3, 0, 2]), value=230.0, optimal=True)
     """
     _check_problem(a, b, linear)
     check_option(method, METHODS, "method")
@@ -181,7 +192,7 @@ def _frank_wolfe(a: Floats, b: Floats, linear: Floats, y: Floats) -> Ints:
     slope = a @ y @ b.T + a.T @ y @ b
     for _ in range(SWEEPS):
         gradient = slope + linear
-        p = linear_sum_assignment(gradient)[1]
+        p = best_columns(gradient)
         vertex_slope = a @ b[:, p].T
         vertex_slope = 2 * vertex_slope if symmetric else vertex_slope + a.T @ b[p]
         # Along y + t (vertex - y) the objective is f + first * t + second * t^2.
@@ -197,7 +208,7 @@ def _frank_wolfe(a: Floats, b: Floats, linear: Floats, y: Floats) -> Ints:
         y = (1 - t) * y
         y[np.arange(n), p] += t
         slope = slope + t * toward
-    nearest: Ints = linear_sum_assignment(y, maximize=True)[1]
+    nearest: Ints = best_columns(y, maximize=True)
     return nearest
 
 
@@ -207,7 +218,7 @@ def _starts(a: Floats, b: Floats, linear: Floats, count: int, rng: np.random.Gen
     flat = np.full((n, n), 1 / n)
     points = [flat]
     if linear.any():
-        points.append((flat + np.eye(n)[linear_sum_assignment(linear)[1]]) / 2)
+        points.append((flat + np.eye(n)[best_columns(linear)]) / 2)
     while len(points) < count:
         points.append((flat + np.eye(n)[rng.permutation(n)]) / 2)
     return np.stack([_frank_wolfe(a, b, linear, y) for y in points[:count]])
@@ -373,8 +384,8 @@ def _branch_and_bound(a: Floats, b: Floats, linear: Floats, best: Ints) -> Ints:
         keep = bound[:, None] + (total - rows - columns)[:, 0] < limit  # [nodes, columns]
         if n - depth > 3:  # the whole assignment problem pays only where many nodes hang below
             for i in np.nonzero(keep.any(1))[0]:
-                assigned = linear_sum_assignment(total[i])
-                keep[i] &= cost[i] + total[i][assigned].sum() < limit
+                least = total[i][np.arange(n - depth), best_columns(total[i])].sum()
+                keep[i] &= cost[i] + least < limit
         parent, child = np.nonzero(keep)
         if len(parent):
             stack.append((np.c_[p[parent], free[parent, child]], cost[parent] + given[parent, 0, child]))

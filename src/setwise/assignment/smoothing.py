@@ -60,7 +60,15 @@ class Maximum(NamedTuple):
 
 @torch.no_grad()
 def row_maximum(theta: Tensor, *, smoothing: Smoothing) -> Maximum:
-    """Maximum of each row of θ [N, M] over the simplex, Eq. (12), (13), (14). Entries of -inf are left out."""
+    """Maximum of each row of θ [N, M] over the simplex, Eq. (12), (13), (14). Entries of -inf are left out.
+
+    Examples:
+        >>> theta = torch.tensor([[1.2, 1.0, -1.0]])
+        >>> sw.assignment.row_maximum(theta, smoothing="none").argmax
+        tensor([[1., 0., 0.]])
+        >>> sw.assignment.row_maximum(theta, smoothing="sparse").argmax
+        tensor([[0.6000, 0.4000, 0.0000]])
+    """
     check_option(smoothing, ROW_SMOOTHINGS, 'smoothing with mining="batch-hard"')
     largest = theta.amax(-1)
     if smoothing == "none":
@@ -80,6 +88,13 @@ def assignment_maximum(theta: Tensor, *, smoothing: Smoothing) -> Maximum:
     """Maximum over one-to-one assignments of the rows of θ [N, M] to columns, Eq. (3), (4), (8) and hulls.
 
     M > N (columns that may stay free) is for "none" only.
+
+    Examples:
+        >>> theta = torch.tensor([[1.0, 2.0], [0.0, 3.0]])
+        >>> sw.assignment.assignment_maximum(theta, smoothing="none").value
+        tensor(4.)
+        >>> sw.assignment.assignment_maximum(theta, smoothing="entropy").value  # log(e⁴ + e²)
+        tensor(4.1269)
     """
     check_option(smoothing, ASSIGNMENT_SMOOTHINGS, 'smoothing with mining="one-to-one"')
     n, m = theta.shape
@@ -120,7 +135,12 @@ def _check_small(n: int, limit: int, smoothing: str, instead: str) -> None:
 
 
 def sparsemax(theta: Tensor) -> Tensor:
-    """argmin_p |p - θ|² over the simplex, along the last dimension, Eq. (16). Not differentiable here."""
+    """argmin_p |p - θ|² over the simplex, along the last dimension, Eq. (16). Not differentiable here.
+
+    Examples:
+        >>> sw.assignment.sparsemax(torch.tensor([1.2, 1.0, -1.0]))
+        tensor([0.6000, 0.4000, 0.0000])
+    """
     return _sparsemax(theta.detach().reshape(-1, theta.shape[-1]))[1].reshape(theta.shape)
 
 

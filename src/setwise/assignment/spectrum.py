@@ -255,6 +255,13 @@ def spectral_bounds(a: Tensor, b: Tensor, *, bound: Bound = "eigenvalue") -> tup
     """Lower and upper bound on tr(A Y B Y^T) over all assignments Y, for symmetric A, B [N, N]; Eq. (7), (17).
 
     ``bound="best"`` takes the tighter of "eigenvalue" and "projection" at each end. Differentiable.
+
+    Examples:
+        >>> a, b = torch.tensor([[0.0, 1.0], [1.0, 0.0]]), torch.tensor([[0.0, 2.0], [2.0, 0.0]])
+        >>> sw.assignment.spectral_bounds(a, b)  # any assignment gives 4
+        (tensor(-4.), tensor(4.))
+        >>> sw.assignment.spectral_bounds(a, b, bound="projection")
+        (tensor(4.0000), tensor(4.0000))
     """
     check_symmetric(a, "a")
     check_symmetric(b, "b")

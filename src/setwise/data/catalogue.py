@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from setwise.checks import check_option
+from setwise.checks import check_option, see
 from setwise.data import cifar, cuhk03, folder, tiny_imagenet
 from setwise.data.errors import DataError
 
@@ -122,7 +122,10 @@ def recognise(path: Path) -> str:
         )
     if not path.exists():
         raise DataError(f"expected a data set at {path}, got no such file or folder")
-    raise DataError(f"expected CIFAR, tiny-ImageNet, CUHK-03 or train/CLASS/*.png|jpg at {path}, got none of them")
+    raise DataError(
+        f"expected CIFAR, tiny-ImageNet, CUHK-03 or train/CLASS/*.png|jpg at {path}, got none of them; "
+        + see("how-to/your-data#folder")
+    )
 
 
 def verify(name: str, path: Path) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from setwise.checks import check_option
+from setwise.checks import check_option, see
 from setwise.data import cuhk03_mat
 from setwise.data.cache import cached
 from setwise.data.decode import read_images
@@ -146,7 +146,10 @@ def _decode(pictures: list[Path], size: tuple[int, int], partial: Path) -> None:
 
 def _convert(mat: Path, boxes: Boxes, size: tuple[int, int], partial: Path) -> None:
     if find_spec("h5py") is None:
-        raise ModuleNotFoundError("expected h5py to read cuhk-03.mat, got none; pip install 'setwise[cuhk03]'")
+        raise ModuleNotFoundError(
+            "expected h5py to read cuhk-03.mat, got none; pip install 'setwise[cuhk03]', "
+            + see("how-to/your-data#cuhk-03")
+        )
     # -P: the script's own folder must not shadow other packages' modules.
     command = [sys.executable, "-P", cuhk03_mat.__file__, str(mat.resolve()), boxes, *map(str, size), str(partial)]
     try:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from setwise.checks import see
 from setwise.data.errors import DataError
 
 if TYPE_CHECKING:
@@ -87,7 +88,8 @@ def read_images(
                 raise DataError(
                     f"expected {path} to be {size[0]}x{size[1]} (height x width) like the others, "
                     f"got {image.shape[0]}x{image.shape[1]}; "
-                    + ("fetch the data set again" if exact else "pass size=(height, width) to resize them all")
+                    + ("fetch the data set again" if exact else "pass size=(height, width) to resize them all, ")
+                    + ("" if exact else see("how-to/your-data#one-size"))
                 )
             out[k] = image.transpose(2, 0, 1)
             if progress and task is not None and k % 100 == 0:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from setwise.checks import check_option
+from setwise.checks import check_option, see
 from setwise.data.decode import is_image, read_images
 from setwise.data.errors import DataError
 from setwise.data.sets import DEFAULT_MEAN, DEFAULT_STD, ImageSet
@@ -40,7 +40,9 @@ def load(folder: Path, split: str, size: tuple[int, int] | None) -> ImageSet:
         paths += found
         labels += [number[place.name]] * len(found)
     if not paths:
-        raise DataError(f"expected images as {folder / split}/CLASS/*.png or *.jpg, got none")
+        raise DataError(
+            f"expected images as {folder / split}/CLASS/*.png or *.jpg, got none; {see('how-to/your-data#folder')}"
+        )
     return ImageSet(
         name=folder.name,
         split=split,
@@ -54,5 +56,7 @@ def load(folder: Path, split: str, size: tuple[int, int] | None) -> ImageSet:
 
 def _class_folders(folder: Path) -> list[Path]:
     if not folder.is_dir():
-        raise DataError(f"expected a folder {folder} with one folder a class, got none")
+        raise DataError(
+            f"expected a folder {folder} with one folder a class, got none; {see('how-to/your-data#folder')}"
+        )
     return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))

@@ -6,7 +6,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from setwise.checks import check_option
+from setwise.checks import check_option, see
 from setwise.data import cifar, cuhk03, digits, folder, tiny_imagenet
 from setwise.data.catalogue import CATALOGUE, recognise
 from setwise.data.errors import DataError
@@ -30,6 +30,11 @@ def load(
     train/CLASS/*.png|jpg. ``split`` is "train" or "test"; some have "val" too. Only for folders of images and CUHK-03:
     ``size`` = (height, width) to resize to. Only for CUHK-03: ``boxes``, "labeled" (the default) or "detected", and
     ``seed`` of the split by identity (default 0).
+
+    Examples:
+        >>> digits = sw.data.load("digits", split="test")
+        >>> digits.images.shape, digits.images.dtype, len(digits.classes)
+        (torch.Size([500, 1, 8, 8]), torch.uint8, 10)
     """
     kind, path, where = _find(name, root)
     _check_options(kind, size=size, boxes=boxes, seed=seed)
@@ -59,6 +64,11 @@ def load_matched(
     CUHK-03 has two cameras. Any other set gives the left and right halves of its train images: of ``instances`` of
     them, drawn by ``seed``, before they are split by the same seed. ``split="all"`` does not split.
     ``name``, ``root``, ``size`` and ``boxes`` are as for ``load``.
+
+    Examples:
+        >>> pairs = sw.data.load_matched("digits", split="test", seed=1)  # left and right halves of the same digits
+        >>> len(pairs), pairs.images.shape[1:]
+        (194, torch.Size([1, 8, 4]))
     """
     check_option(split, cuhk03.SPLITS, "split")
     kind, path, where = _find(name, root)
@@ -81,12 +91,12 @@ def _find(name: str | os.PathLike[str], root: str | os.PathLike[str] | None) -> 
         if path is None:
             raise DataError(
                 f"expected {name} in {where / name}, got none; run `setwise data fetch {name}`, "
-                "or give root= or a path to where it is"
+                f"or give root= or a path to where it is, {see('how-to/your-data#by-name')}"
             )
         return name, path, where
     path = Path(name).expanduser().resolve()
     if isinstance(name, str) and not path.exists() and os.sep not in name:
-        check_option(name, tuple(CATALOGUE), "the data set")
+        check_option(name, tuple(CATALOGUE), "the data set, where no path is given,")
     return recognise(path), path, where
 
 

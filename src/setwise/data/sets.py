@@ -143,6 +143,11 @@ def matched_halves(image_set: ImageSet, *, instances: int | None = None, seed: i
 
     ``instances`` of the images are drawn without replacement by ``seed``, in the order drawn; None keeps all of them
     in their order. The middle column of an odd width is in neither half.
+
+    Examples:
+        >>> halves = sw.data.matched_halves(sw.data.load("digits"), instances=100)
+        >>> len(halves), halves.images.shape
+        (100, torch.Size([200, 1, 8, 4]))
     """
     check_count(instances, "instances")
     n, width = len(image_set), image_set.images.shape[-1]

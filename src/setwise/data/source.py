@@ -19,6 +19,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
+from setwise.checks import see
 from setwise.data.archives import MANIFEST, Writer, copy_folder, unpack
 from setwise.data.catalogue import Entry, entry_of, file_digest, holds, verify
 from setwise.data.download import download
@@ -63,7 +64,7 @@ def fetch(
     if source is None and not entry.archives:
         raise DataError(
             f"expected a --source for {name}, which must be downloaded by hand; "
-            f"{entry.by_hand}, or put it into {where / name}"
+            f"{entry.by_hand}, or put it into {where / name}, {see('how-to/your-data#cuhk-03')}"
         )
     from filelock import FileLock
 

@@ -28,6 +28,11 @@ def create(
     """The encoder ``name`` (one of ``NAMES``) for images of ``channels`` channels; ``stem`` is for resnet18 and 34.
 
     ``initial`` weights: as the released code draws them, or as the paper says.
+
+    Examples:
+        >>> encoder = sw.encoders.create("conv4", channels=1)
+        >>> encoder(torch.zeros(2, 1, 8, 8)).shape, encoder.features
+        (torch.Size([2, 64]), 64)
     """
     check_option(initial, ("released", "xavier"), "initial")
     encoder = _create(name, channels, stem)

@@ -1,30 +1,21 @@
 """One self-contained HTML file: words, tables, curves, pictures. It loads nothing, and needs no network.
 
-Curves are SVG of our own, since a picture by matplotlib cannot follow the reader's light or dark theme. The file is
-ASCII, every text in it is escaped, and its Content-Security-Policy allows its own style and script and nothing else.
+The file is ASCII, every text in it is escaped, and its Content-Security-Policy allows its own style and script and
+nothing else.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 
+from setwise.experiments.chart import COLOURS, Bands, Points, chart, small
+from setwise.experiments.chart import caption as caption_of
 from setwise.training.checkpoint import write_text
-
-Points = Sequence[tuple[float, float]]
-
-# Units of a chart's drawing, which is then as wide as the reader's screen allows. A letter is about 7 wide.
-WIDTH, HEIGHT, TOP, RIGHT, BOTTOM, LETTER = 400.0, 240.0, 24.0, 14.0, 38.0, 7.0
-BUCKETS = 80  # of a thinned line, each with up to three points: more cannot be told apart on that width
-HUGE, TINY = 1e300, 1e-290  # beyond, differences and powers of ten leave float64's range
-FLAT = 1e-9  # a range below this share of its values is rounding, drawn as constant
-COLOURS = 8  # colours and dashes repeat after 8 and 5 lines, together after 40
-DASHES = ("", "7 3", "2 3", "9 3 2 3", "14 4")
 
 # Colours after Okabe and Ito, told apart by colour-blind eyes too; shades with a contrast of at least 3 to the page.
 STYLE = """
@@ -47,6 +38,7 @@ table{border-collapse:collapse;font-variant-numeric:tabular-nums}
 th,td{padding:.4rem .8rem;text-align:left;white-space:nowrap;border-top:1px solid var(--line)}
 thead th{background:var(--panel);border-top:0;white-space:normal;vertical-align:bottom}
 tbody th{font-weight:400}
+.wrap th,.wrap td:not(.n){white-space:normal;min-width:6.5rem}
 .n{text-align:right}
 th button{all:unset;cursor:pointer}
 th button::after{content:"\\2195";padding-left:.35em;color:var(--soft)}
@@ -58,6 +50,7 @@ th[aria-sort=descending] button::after{content:"\\2193";color:inherit}
 text{fill:var(--soft);font:12.5px system-ui,sans-serif}
 .grid{stroke:var(--line);fill:none}
 .cursor{stroke:var(--soft);fill:none}
+.band{opacity:.18}
 .line{fill:none;stroke-width:2;stroke-linejoin:round}
 .legend{list-style:none;display:flex;flex-wrap:wrap;gap:.1rem 1.1rem;margin:.2rem 0;padding:0;font-size:.9rem}
 .legend svg{width:30px;height:10px;margin-right:.4rem}
@@ -69,7 +62,7 @@ pre{overflow-x:auto;font-size:.85rem}
 @media (max-width:30rem){th,td{padding:.35rem .5rem}}
 @media print{main{max-width:none;padding:0}.chart{width:48%}.scroll{overflow:visible;border:0}
 th button::after{content:none}figure,tr{break-inside:avoid}h2{break-after:avoid}pre{white-space:pre-wrap}}
-""" + "".join(f".c{i}{{stroke:var(--c{i})}}circle.c{i}{{fill:var(--c{i})}}\n" for i in range(COLOURS))
+""" + "".join(f".c{i}{{stroke:var(--c{i})}}circle.c{i},.band.c{i}{{fill:var(--c{i})}}\n" for i in range(COLOURS))
 
 # Headers become buttons that sort: numbers, then words, then empty cells, whichever way. Above a chart the pointer
 # moves a cursor, and the legend shows each line's value there.
@@ -142,8 +135,16 @@ class Page:
         """Paragraphs."""
         self._parts += [f"<p>{escape(words)}</p>" for words in paragraphs]
 
-    def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]], *, caption: str, note: str = "") -> None:
-        """A table whose first column names its rows; None is an empty cell.
+    def table(
+        self,
+        columns: Sequence[str],
+        rows: Iterable[Sequence[object]],
+        *,
+        caption: str,
+        note: str = "",
+        wrap: bool = False,
+    ) -> None:
+        """A table whose first column names its rows; None is an empty cell. ``wrap`` lets words take more lines.
 
         A cell that begins with a number is sorted by it ("86.9 (86.0 to 87.4) %", "1,234 s"), and a column of such
         cells is set flush right, whatever is missing ("-") in it.
@@ -160,70 +161,32 @@ class Page:
         kinds = [' class="n"' if flush else "" for flush in right]
         tags = ['th scope="row"', *["td"] * (len(columns) - 1)]
         heads = [f'<th scope="col"{kind}>{escape(name)}</th>' for name, kind in zip(columns, kinds, strict=True)]
+        words = ' class="wrap"' if wrap else ""
         lines = []
         for row in cells:
             values = [f' data-v="{_number(text)}"' if _number(text) else "" for text in row]
             parts = zip(tags, kinds, values, row, strict=True)
             lines.append("".join(f"<{tag}{kind}{v}>{escape(text)}</{tag[:2]}>" for tag, kind, v, text in parts))
         self._parts.append(
-            f'<figure>{_caption(caption)}{_note(note)}<div class="scroll" tabindex="0" role="region" '
-            f'aria-label="{escape(caption)}"><table><thead><tr>{"".join(heads)}</tr></thead><tbody>\n'
+            f'<figure>{caption_of(caption)}{small(note)}<div class="scroll" tabindex="0" role="region" '
+            f'aria-label="{escape(caption)}"><table{words}><thead><tr>{"".join(heads)}</tr></thead><tbody>\n'
             + "\n".join(f"<tr>{line}</tr>" for line in lines)
             + "\n</tbody></table></div></figure>"
         )
 
-    def curves(self, title: str, series: Mapping[str, Points], *, x: str, y: str, note: str = "") -> None:
-        """Lines of (x, y) by name; what is not finite is a gap. ``x`` and ``y`` say what the axes measure."""
-        kept = {name: thinned(points) for name, points in series.items()}
-        finite = [point for points in kept.values() for point in points if _finite(point)]
-        if not finite:
-            self._parts.append(f"<figure>{_caption(title)}<p>No values.</p>{_note(note)}</figure>")
-            return
-        x_ticks, x_low, x_high = _axis([point[0] for point in finite], margin=0.0)
-        y_ticks, y_low, y_high = _axis([point[1] for point in finite], margin=0.05)
-        left, right, bottom = 8 + LETTER * max(map(len, y_ticks)), WIDTH - RIGHT, HEIGHT - BOTTOM
-
-        def across(value: float) -> str:
-            return f"{left + (value - x_low) / (x_high - x_low) * (right - left):.1f}"
-
-        def down(value: float, more: float = 0.0) -> str:
-            return f"{bottom - (value - y_low) / (y_high - y_low) * (bottom - TOP) + more:.1f}"
-
-        grid = "".join(f"M{across(v)} {TOP:g}V{bottom:g}" for v in x_ticks.values())
-        grid += "".join(f"M{left:g} {down(v)}H{right:g}" for v in y_ticks.values())
-        texts = [_text(across(v), f"{bottom + 16:g}", "middle", label) for label, v in x_ticks.items()]
-        texts += [_text(f"{left - 5:g}", down(v, 4), "end", label) for label, v in y_ticks.items()]
-        texts += [_text(f"{right:g}", f"{HEIGHT - 5:g}", "end", x), _text("2", "13", "start", y)]
-        lines, legend, says = [], [], []
-        for i, (name, points) in enumerate(kept.items()):
-            colour, dash = f"c{i % COLOURS}", DASHES[i % len(DASHES)]
-            look = f'class="line {colour}"' + (f' stroke-dasharray="{dash}"' if dash else "")
-            path, dots, values = "", "", []
-            for before, point, after in zip([None, *points], points, [*points[1:], None], strict=False):
-                if _finite(point):
-                    place = across(point[0]), down(point[1])
-                    path += ("L" if _finite(before) else "M") + " ".join(place)
-                    values.append(f"{point[0]:.9g},{point[1]:.5g}")
-                    if not _finite(before) and not _finite(after):  # alone between gaps
-                        dots += f'<circle class="{colour}" cx="{place[0]}" cy="{place[1]}" r="3"/>'
-            last = values[-1].split(",")[1] if values else "no values"
-            gaps = sum(not _finite((float(u), float(v))) for u, v in series[name])
-            lost = f" ({gaps} not finite)" if gaps else ""
-            lines.append(
-                f'<path {look} d="{path}" data-v="{" ".join(values)}"><title>{escape(name)}</title></path>{dots}'
-            )
-            swatch = f'<svg viewBox="0 0 30 10" aria-hidden="true"><path {look} d="M0 5H30"/></svg>'
-            legend.append(f"<li>{swatch}{escape(name)} <b>{last}</b>{lost}</li>")
-            says.append(f"{name}: {last}{lost}")
-        label = escape(f"{title}. {y} by {x}, last values: " + "; ".join(says))
-        self._parts.append(
-            f'<figure class="chart">{_caption(title)}'
-            f'<svg viewBox="0 0 {WIDTH:g} {HEIGHT:g}" role="img" aria-label="{label}">'
-            f'<path class="grid" d="{grid}"/>{"".join(texts)}\n'
-            f'<path class="cursor" data-span="{TOP:g}V{bottom:g}" d=""/>' + "\n".join(lines) + "</svg>"
-            f'<div class="soft">{escape(x)} <output>{max(p[0] for p in finite):.9g}</output></div>'
-            f'<ul class="legend">{"".join(legend)}</ul>{_note(note)}</figure>'
-        )
+    def curves(
+        self,
+        title: str,
+        series: Mapping[str, Points],
+        *,
+        x: str,
+        y: str,
+        note: str = "",
+        log: str = "",
+        bands: Bands | None = None,
+    ) -> None:
+        """Lines of (x, y) by name, as ``chart`` draws them."""
+        self._parts.append(chart(title, series, x=x, y=y, note=note, log=log, bands=bands))
 
     def picture(self, png: bytes, *, alt: str, caption: str) -> None:
         """A PNG picture, within the file."""
@@ -231,7 +194,7 @@ class Page:
             raise ValueError(f"expected the bytes of a PNG file for {caption!r}, got {png[:8]!r}")
         width, height = (int.from_bytes(png[i : i + 4]) for i in (16, 20))
         self._parts.append(
-            f'<figure>{_caption(caption)}<img src="data:image/png;base64,{base64.b64encode(png).decode()}" '
+            f'<figure>{caption_of(caption)}<img src="data:image/png;base64,{base64.b64encode(png).decode()}" '
             f'alt="{escape(alt)}" width="{width}" height="{height}"></figure>'
         )
 
@@ -259,58 +222,6 @@ class Page:
     def write(self, path: Path) -> None:
         """Write the file, whole or not at all."""
         write_text(path, self.html())
-
-
-def thinned(points: Points) -> list[tuple[float, float]]:
-    """At most about 3 * ``BUCKETS`` of the points, as floats: of every stretch the least, the greatest and a gap."""
-    found = [(float(x), float(y)) for x, y in points]
-    if len(found) <= 3 * BUCKETS:
-        return found
-    keep = {0, len(found) - 1}
-    for bucket in range(BUCKETS):
-        places = range(bucket * len(found) // BUCKETS, (bucket + 1) * len(found) // BUCKETS)
-        finite = [i for i in places if _finite(found[i])]
-        if finite:
-            keep |= {min(finite, key=lambda i: found[i][1]), max(finite, key=lambda i: found[i][1])}
-        if len(finite) < len(places):
-            keep.add(next(i for i in places if not _finite(found[i])))
-    return [found[i] for i in sorted(keep)]
-
-
-def _finite(point: tuple[float, float] | None) -> bool:
-    return point is not None and all(abs(value) < HUGE for value in point)
-
-
-def _axis(values: Sequence[float], *, margin: float) -> tuple[dict[str, float], float, float]:
-    """Round numbers to mark, by their text, and both ends: those of the values, a share of their distance further."""
-    low, high = min(values), max(values)
-    size = max(abs(low), abs(high))
-    if high - low <= max(FLAT * size, TINY):
-        pad = 0.1 * size if size > TINY else 1.0
-    else:
-        pad = margin * (high - low)
-    low, high = low - pad, high + pad
-    least = (high - low) / 5
-    decade = 10.0 ** math.floor(math.log10(least))
-    step = next(m * decade for m in (1, 2, 5, 10) if m * decade >= least)
-    if all(value.is_integer() for value in values):
-        step = max(step, 1.0)
-    power = math.floor(math.log10(step) + FLAT)
-    form = f".{max(0, -power)}f" if step >= 1e-4 and size < 1e6 else f".{math.floor(math.log10(size)) - power + 1}g"
-    marks = [i * step for i in range(math.ceil(low / step - FLAT), math.floor(high / step + FLAT) + 1)]
-    return {f"{value:{form}}": value for value in marks}, low, high
-
-
-def _text(x: str, y: str, anchor: str, words: str) -> str:
-    return f'<text x="{x}" y="{y}" text-anchor="{anchor}">{escape(words)}</text>'
-
-
-def _caption(title: str) -> str:
-    return f"<figcaption><strong>{escape(title)}</strong></figcaption>"
-
-
-def _note(words: str) -> str:
-    return f'<p class="soft">{escape(words)}</p>' if words else ""
 
 
 def _number(text: str) -> str | None:

@@ -3,59 +3,43 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
+from setwise.checks import see
+from setwise.experiments.claims import claims, differences, lead, settings
+from setwise.experiments.collected import Group, Run, collect, groups, machine, mean_curve
+from setwise.experiments.figures import Timing, cost_table, costs_onto, sweep_onto, sweep_table, sweeps, timings
 from setwise.experiments.page import Page
 from setwise.experiments.paper_numbers import word
-from setwise.experiments.statistics import PairedDifference, number
-from setwise.experiments.tables import (
-    CHOSEN,
-    TERMS,
-    Cell,
-    Group,
-    Row,
-    Run,
-    Table,
-    collect,
-    groups,
-    machine,
-    paper_number,
-    tables_of,
-)
+from setwise.experiments.spectra import looks_table, spectra_onto
+from setwise.experiments.statistics import number
+from setwise.experiments.tables import Table, ablation_answer, ablation_table, is_ablation, tables_of
 from setwise.training.checkpoint import replacing
 
 LONGEST = 120  # of a file's name: file systems take 255 bytes
-SIDES = {
-    "above": "is above zero for",
-    "around": "contains zero for",
-    "below": "is below zero for",
-    "unknown": "cannot be given, with one seed, for",
-}
-EXPLAINED = (
-    "Differences are taken seed by seed, between the loss with the term and the same loss without it, and then "
-    "averaged; in brackets the 95 % interval (Student's t). An interval that contains zero means that these runs "
-    "cannot tell, not that there is no effect; and of twenty intervals one misses by chance."
-)
 
 
 def report(results: Path, out: Path) -> list[Path]:
     """Write the page and the tables of all records below ``results``; the files written, the page first."""
     runs, aside = collect(results)
-    if not runs:
+    timed, also_aside = timings(results)
+    aside += also_aside
+    if not runs and not timed:
         also = f" that can be read ({_count(len(aside), 'file')} set aside, the first: {aside[0]})" if aside else ""
         raise ValueError(
-            f"expected records of runs below {results / 'runs'}, got none{also}; `setwise reproduce table1` makes some"
+            f"expected records of runs below {results / 'runs'}, got none{also}; `setwise reproduce table1` makes "
+            f"some, {see('how-to/reproduce')}"
         )
     found = groups(runs)
     files = [out / "index.html"]
-    page = make_page(found, aside)
+    page = make_page(found, aside, timed)
     taken: set[str] = set()
-    for table in [differences(found), *tables_of(found)]:
-        name = table.name[:LONGEST].strip("-")
+    for table in all_tables(found, timed):
+        name = re.sub(r"[^a-z0-9]+", "-", table.name.lower())[:LONGEST].strip("-")
         while name in taken:  # names lose the signs that files should not have, and their ends
             name += "-more"
         taken.add(name)
@@ -67,110 +51,54 @@ def report(results: Path, out: Path) -> list[Path]:
     return files
 
 
-def make_page(found: Sequence[Group], aside: Sequence[str]) -> Page:
+def all_tables(found: Sequence[Group], timed: Sequence[Timing] = ()) -> list[Table]:
+    """Every table of the page, in its order."""
+    return [
+        claims(found),
+        differences(found),
+        settings(found),
+        *tables_of(found),
+        *(sweep_table(sweep) for group in found for sweep in sweeps(group)),
+        *map(ablation_table, filter(is_ablation, found)),
+        *filter(None, map(looks_table, found)),
+        *map(cost_table, timed),
+    ]
+
+
+def make_page(found: Sequence[Group], aside: Sequence[str], timed: Sequence[Timing] = ()) -> Page:
     """The page of sorted runs; ``aside`` are the files that have no place in it."""
-    page = Page("Does contrasting sets help?", lead=_lead(found))
-    page.text(*filter(None, map(answers, found)))
-    if (table := differences(found)).rows:
-        table.onto(page)
-    page.heading("Tables")
-    for table in tables_of(found):
-        table.onto(page)
-    page.heading("Learning curves")
-    page.text("Means over the seeds, at epochs that every seed of a row has.")
-    for group in found:
-        _curves(page, group)
+    page = Page("Does contrasting sets help?", lead=lead(found))
+    claims(found).onto(page)
+    for table in (differences(found), settings(found)):
+        if table.rows:
+            table.onto(page)
+    if tables := tables_of(found):
+        page.heading("Tables")
+        for table in tables:
+            table.onto(page)
+    if swept := [sweep for group in found for sweep in sweeps(group)]:
+        page.heading("Accuracy against QARe's weight (Figure 2)")
+        for sweep in swept:
+            sweep_onto(page, sweep)
+    if chosen := [group for group in found if is_ablation(group)]:
+        page.heading("One thing changed at a time")
+        for group in chosen:
+            page.text(ablation_answer(group))
+            ablation_table(group).onto(page)
+    spectra_onto(page, found)
+    costs_onto(page, timed)
+    if found:
+        page.heading("Learning curves")
+        page.text("Means over the seeds, at epochs that every seed of a row has.")
+        for group in found:
+            if not group.validation:
+                _curves(page, group)
     page.heading("Where the numbers come from")
     for group in found:
         page.details(f"{group.title}: {_count(len(group.runs), 'run')}", provenance(group.runs))
     if aside:
         page.details(f"Set aside: {_count(len(aside), 'file')} without a place in a table", "\n".join(aside))
     return page
-
-
-def measure_of(group: Group) -> tuple[str, str]:
-    """The measure that answers for a group, and its name: many held-out sets tell more than one test set of 220."""
-    if group.kind != "matching":
-        return "probe_accuracy", "probe accuracy"
-    if any(number(run.record["final"].get("held_out_accuracy")) is not None for run in group.runs):
-        return "held_out_accuracy", "matching accuracy on held-out sets"
-    return "test_accuracy", "matching accuracy on the test split"
-
-
-def compared(group: Group, term: str) -> list[tuple[Row, PairedDifference]]:
-    """Rows with this term and their differences to the loss without it, where both were run.
-
-    Rows of other weights than the recipe's, or the chosen one, are for the tables only.
-    """
-    found = []
-    for row in group.rows:
-        difference = group.difference(row, measure_of(group)[0])
-        if row.term == term and _is_main(group, row) and difference is not None:
-            found.append((row, difference))
-    return found
-
-
-def _is_main(group: Group, row: Row) -> bool:
-    return not row.said or (group.kind == "matching" and row.term in CHOSEN)
-
-
-def answers(group: Group) -> str:
-    """What a group says of each set-level term, a sentence for each; nothing where nothing can be compared."""
-    sentences = []
-    for term in filter(None, TERMS):
-        found = compared(group, term)
-        parts = []
-        for side, words in SIDES.items():
-            names = [word(row.base) for row, difference in found if difference.side == side]
-            if names:
-                parts.append(f"{words} {', '.join(names[:-1])}{' and ' if names[1:] else ''}{names[-1]}")
-        if parts:
-            whose = "QARe's" if term == "qare" else f"The {TERMS[term]}'s"
-            sentences.append(f"{whose} interval {'; it '.join(parts)}.")
-    return f"{group.title}, {measure_of(group)[1]}: {' '.join(sentences)}" if sentences else ""
-
-
-def differences(found: Sequence[Group]) -> Table:
-    """What every term adds to every loss, in one table."""
-    terms = [term for term in TERMS if term]
-    rows: list[list[Cell]] = []
-    for group in found:
-        cells = {term: {row.base: difference for row, difference in compared(group, term)} for term in terms}
-        for base in dict.fromkeys(row.base for row in group.rows):
-            if any(base in cells[term] for term in terms):
-                with_qare, plain = (paper_number(group, Row(base, term)) for term in ("qare", ""))
-                same = group.kind != "matching" or group.data == "cuhk03"
-                gain = f"{with_qare.mean - plain.mean:+.2f}" if with_qare and plain and same else None
-                label = f"{word(base)}: {_setting(group)}"
-                ours, *others = (cells[term].get(base) for term in terms)
-                rows.append([label, ours, gain, *others])
-    columns = ["loss", TERMS["qare"], "paper's QARe", *(TERMS[term] for term in terms[1:])]
-    starred = " *: recipes with changes, which the tables below name." if any(group.changed for group in found) else ""
-    return Table("differences", columns, rows, "What set-level terms add, in points of accuracy", EXPLAINED + starred)
-
-
-def _setting(group: Group) -> str:
-    """Its title in few words, for a column; an asterisk where recipes were changed."""
-    words = group.title.partition(" (")[0].removesuffix(" instances").removesuffix(" form")
-    return words.partition(", ")[2] + ("*" if group.changed else "")
-
-
-def _lead(found: Sequence[Group]) -> str:
-    sides = [difference.side for group in found for _, difference in compared(group, "qare")]
-    runs = _count(sum(len(group.runs) for group in found), "run")
-    if not sides:
-        return f"{runs}, and none yet with QARe beside one of the same seed without it: no answer."
-    told = [side for side in sides if side != "unknown"]
-    counts = {side: told.count(side) for side in ("above", "around", "below")}
-    lead = f"QARe was compared with the same loss without it in {_count(len(sides), 'setting')} ({runs} in all). "
-    if told:
-        lead += (
-            f"The 95 % interval of the difference is above zero in {counts['above']} of them (QARe helps), contains "
-            f"zero in {counts['around']} (cannot be told) and is below zero in {counts['below']} (QARe harms)."
-        )
-    if len(told) < len(sides):
-        lead += f" In {len(sides) - len(told)} there is one seed only, which gives no interval."
-    return lead
 
 
 def _curves(page: Page, group: Group) -> None:
@@ -185,7 +113,7 @@ def _curves(page: Page, group: Group) -> None:
             "set-level term": ("term", "", lambda epoch: epoch.get("regularizer")),
         }
     for base in bases:
-        rows = [row for row in group.rows if row.base == base and row.runs and _is_main(group, row)]
+        rows = [row for row in group.rows if row.base == base and row.runs and group.is_main(row)]
         for what, (y, unit, value) in kinds.items():
             scale = 100.0 if unit else 1.0
             series = {row.label: [(x, scale * v) for x, v in mean_curve(row.runs.values(), value)] for row in rows}
@@ -193,18 +121,6 @@ def _curves(page: Page, group: Group) -> None:
             if series:
                 title = f"{word(base)}, {what}"
                 page.curves(title, series, x="epoch", y=f"{y}, {unit}".rstrip(", "), note=group.title)
-
-
-def mean_curve(runs: Iterable[Run], value: Callable[[dict[str, Any]], object]) -> list[tuple[float, float]]:
-    """(epoch, mean over the runs) where every run has a finite value: a mean over changing seeds would jump."""
-    found = []
-    for run in runs:
-        epochs = run.record.get("epochs")
-        rows = [row for row in epochs if isinstance(row, dict)] if isinstance(epochs, list) else []
-        pairs = [(number(row.get("epoch")), number(value(row))) for row in rows]
-        found.append({epoch: y for epoch, y in pairs if epoch is not None and y is not None})
-    shared = sorted(set.intersection(*map(set, found))) if found else []
-    return [(epoch, fmean(one[epoch] for one in found)) for epoch in shared]
 
 
 def provenance(runs: Iterable[Run]) -> str:

@@ -67,6 +67,10 @@ def paired_difference(a: Mapping[int, float], b: Mapping[int, float], level: flo
 
 def number(value: object) -> float | None:
     """What a record holds, if it is a finite number; None if not."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value)
+    try:
+        found = float(value)
+    except OverflowError:  # an integer beyond floats
+        return None
+    return found if math.isfinite(found) else None

@@ -1,36 +1,26 @@
-"""From a folder of run records to the paper's tables with our numbers: as text, as CSV, on a page.
-
-Runs stand in one table only if nothing but the loss and the weight of its set-level term differs from their named
-recipes in the same way: a run of 4 epochs is never compared with one of 50. All accuracies are per cent.
-"""
+"""The paper's tables with our numbers: as text, as CSV, on a page. All accuracies are per cent."""
 
 from __future__ import annotations
 
 import csv
 import io
+import math
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from setwise.experiments import paper_numbers, records
+from setwise.experiments import paper_numbers
+from setwise.experiments.collected import METHODS, TERMS, Group, Row, machine
 from setwise.experiments.page import Page
 from setwise.experiments.paper_numbers import word
-from setwise.experiments.recipes import MATCHING_LOSSES, RECIPES
-from setwise.experiments.statistics import MeanStd, PairedDifference, mean_std, number, paired_difference
-from setwise.recipe import Recipe
+from setwise.experiments.statistics import MeanStd, PairedDifference
 
-Cell = str | int | MeanStd | PairedDifference | None
+Cell = str | int | float | MeanStd | PairedDifference | None
 NONE = "-"  # of a run that was not made
-TERMS = {"": "", "qare": "QARe", "gap": "alignment gap", "control": "control"}
-CHOSEN = ("gap", "control")  # their weights are ours to choose; QARe's is the paper's
-METHODS = ("supervised", "random", "deepcluster", "rotation", "deepinfomax", "simclr", "sparseclr")
 NOTE = (
     "Mean ± sample standard deviation over n seeds, per cent. Differences: mean over the seeds that both have, with "
     "the 95 % interval of Student's t."
 )
-FORMS = ("paper", "released", "modern")
 
 
 @dataclass(frozen=True)
@@ -42,6 +32,7 @@ class Table:
     rows: Sequence[Sequence[Cell]]
     caption: str
     note: str = ""
+    wrap: bool = False  # on a page its words may take more lines
 
     def markdown(self) -> str:
         """A GitHub table under its caption; what Markdown would read as its own is escaped."""
@@ -61,209 +52,7 @@ class Table:
     def onto(self, page: Page) -> None:
         """Put it on a page."""
         rows = [[shown(cell) for cell in row] for row in self.rows]
-        page.table(self.columns, rows, caption=self.caption, note=self.note)
-
-
-@dataclass(frozen=True)
-class Run:
-    """A record that has a place in a table."""
-
-    path: str  # below the folder of records
-    record: dict[str, Any]
-    kind: str  # "matching" or "classification"
-    form: str  # what the recipe's name begins with
-    data: str
-    encoder: str
-    instances: int | None
-    base: str  # loss of matching, or method
-    term: str  # one of TERMS
-    weight: float | None
-    loss: str  # another one than the named recipe's, or nothing
-    usual: bool  # loss and weight are the named recipe's
-    changed: str  # what else of the named recipe was changed, in words
-    seed: int
-
-
-@dataclass(frozen=True)
-class Row:
-    """The runs of one loss or method with one set-level term and one weight, by seed."""
-
-    base: str
-    term: str
-    runs: dict[int, Run] = field(default_factory=dict)
-    said: str = ""  # added to the label
-
-    @property
-    def label(self) -> str:
-        """In words: "InfoNCE + alignment gap, weight 30"."""
-        return word(self.base) + (f" + {TERMS[self.term]}" if self.term else "") + self.said
-
-    def values(self, measure: str) -> dict[int, float]:
-        """A final measure in per cent, by seed; seeds without a finite one are left out."""
-        found = {seed: number(run.record["final"].get(measure)) for seed, run in self.runs.items()}
-        return {seed: 100 * value for seed, value in found.items() if value is not None}
-
-    def mean(self, measure: str) -> MeanStd | None:
-        """Over its seeds; None if there are none."""
-        values = self.values(measure)
-        return mean_std(list(values.values())) if values else None
-
-
-@dataclass(frozen=True)
-class Group:
-    """Rows that may be compared: one data set, one setting."""
-
-    kind: str
-    form: str
-    data: str
-    encoder: str
-    changed: str
-    name: str
-    title: str
-    rows: tuple[Row, ...]
-    choices: tuple[tuple[str, str], ...]  # how weights were chosen: of what, and in words
-    runs: tuple[Run, ...]  # all that were sorted into it, those of weights that were not chosen too
-
-    def difference(self, row: Row, measure: str) -> PairedDifference | None:
-        """A row's paired difference to the same loss or method as it is, without a set-level term."""
-        if not row.term and not row.said:
-            return None
-        plain = next((r for r in self.rows if (r.base, r.term, r.said) == (row.base, "", "")), Row(row.base, ""))
-        return paired_difference(row.values(measure), plain.values(measure))
-
-
-def collect(results: Path) -> tuple[list[Run], list[str]]:
-    """The runs below ``results``/runs, and what is there but has no place in a table, in words."""
-    found: dict[tuple[object, ...], Run] = {}
-    aside = []
-    top = results / "runs"
-    for path in sorted(top.rglob("*")):
-        if not path.is_file() or path.suffix == ".lock" or path.name.startswith("."):
-            continue
-        place = path.relative_to(top).as_posix()
-        try:
-            run = _run(place, records.read(path))
-        except ValueError as error:
-            aside.append(f"{place}: {str(error).replace(str(path), path.name)}")  # the page is for other machines
-            continue
-        key = (run.record["name"], run.loss, run.weight, run.seed, run.instances, run.changed)
-        if key in found:
-            aside.append(f"{place}: expected one record of a run, got a second one; {found[key].path} is taken")
-        else:
-            found[key] = run
-    return list(found.values()), aside
-
-
-def _run(place: str, record: dict[str, Any]) -> Run:
-    name, recipe, seed = record.get("name"), record.get("recipe"), record.get("seed")
-    if not isinstance(name, str) or name not in RECIPES:
-        raise ValueError(f"expected a run of a named recipe, got {name!r}")
-    if not isinstance(recipe, dict) or isinstance(seed, bool) or not isinstance(seed, int):
-        raise ValueError("expected a record with its recipe and its seed, got neither or one of them")
-    if not isinstance(record.get("final"), dict) or not record["final"]:
-        raise ValueError("expected a run that was evaluated, got one without final numbers")
-    named = RECIPES[name]
-    usual = named.as_json()
-    matching = named.method == "matching"
-    if matching:
-        whole = (named.loss or "").split("/")[1].removeprefix("matching-")
-    else:
-        whole = name.split("/")[1].removeprefix(f"{named.data}-{named.encoder}-")
-    base, _, term = whole.rpartition("-")
-    if term not in TERMS or not base:
-        base, term = whole, ""
-    # A field that is younger than the record: its default is what was done before there was a choice.
-    recipe = dict[str, Any]({one.name: one.default for one in fields(Recipe)}) | recipe
-    changed = {key: value for key, value in sorted(recipe.items()) if key not in usual or value != usual[key]}
-    loss, weight, instances = str(changed.pop("loss", "")), recipe["beta"], recipe["instances"]
-    if number(weight) is None and (weight is not None or usual["beta"] is not None):
-        raise ValueError(f"expected a number as the weight, got {weight!r}")
-    if instances is not None and not isinstance(instances, int):
-        raise ValueError(f"expected a number of instances, got {instances!r}")
-    return Run(
-        path=place,
-        record=record,
-        kind="matching" if matching else "classification",
-        form=name.split("/")[0],
-        data=named.data,
-        encoder=named.encoder,
-        instances=instances,
-        base=base,
-        term=term,
-        weight=weight,
-        loss=loss,
-        usual=not loss and weight == usual["beta"],
-        changed=", ".join(f"{key} {value}" for key, value in changed.items() if key not in ("beta", "instances")),
-        seed=seed,
-    )
-
-
-def groups(runs: Iterable[Run]) -> list[Group]:
-    """The runs, sorted into what may be compared: recipes as they are first, matching before classification."""
-    sorted_in: dict[tuple[Any, ...], list[Run]] = {}
-    for run in runs:
-        # Our own terms stand beside the paper's losses. Of classification, forms are never mixed.
-        form = "" if run.kind == "matching" else run.form
-        key = (run.kind, form, run.data, run.encoder, run.instances, run.changed)
-        sorted_in.setdefault(key, []).append(run)
-
-    def order(key: tuple[Any, ...]) -> tuple[Any, ...]:
-        kind, form, data, encoder, instances, changed = key
-        place = FORMS.index(form) if form in FORMS else -1
-        return changed != "", kind != "matching", place, data, encoder, instances or 0, changed
-
-    return [_group(key, sorted_in[key]) for key in sorted(sorted_in, key=order)]
-
-
-def _group(key: tuple[Any, ...], runs: list[Run]) -> Group:
-    kind, form, data, encoder, instances, changed = key
-    if kind == "matching":
-        title = f"Matching, {word(data)}, {f'{instances:,}' if instances else 'all'} instances"
-        name = f"matching-{data}-{instances or 'all'}"
-        wanted = [(base, term) for base in MATCHING_LOSSES for term in TERMS]
-    else:
-        title = f"Linear probe, {word(data)}, {word(encoder)}, {form} form"
-        name = f"classification-{form}-{data}-{encoder}"
-        start = f"{form}/{data}-{encoder}"
-        wanted = [(b, t) for b in METHODS for t in TERMS if "-".join(filter(None, (start, b, t))) in RECIPES]
-    rows, choices = [], []
-    for base, term in wanted:
-        mine = [run for run in runs if (run.base, run.term) == (base, term)]
-        if kind == "matching" and term in CHOSEN:
-            row, said = _chosen(base, term, [run for run in mine if not run.loss])
-            rows.append(row)
-            choices += [(f"{word(base)} + {TERMS[term]}", said)] if said else []
-            mine = [run for run in mine if run.loss]
-        else:
-            rows.append(Row(base, term, {run.seed: run for run in mine if run.usual}))
-        others: dict[tuple[str, float], dict[int, Run]] = {}
-        for run in mine:
-            if not run.usual:
-                others.setdefault((run.loss, -1.0 if run.weight is None else run.weight), {})[run.seed] = run
-        for loss, weight in sorted(others):
-            said = (f" with {loss}" if loss else "") + (f", weight {weight:g}" if weight >= 0 else "")
-            rows.append(Row(base, term, others[loss, weight], said))
-    if changed:
-        if kind != "matching":  # made for a question of its own: not all of the paper's rows are missing from it
-            rows = [row for row in rows if row.runs]
-        title, name = f"{title} ({changed})", f"{name}-{changed}"
-    name = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-    return Group(kind, form, data, encoder, changed, name, title, tuple(rows), tuple(choices), tuple(runs))
-
-
-def _chosen(base: str, term: str, runs: list[Run]) -> tuple[Row, str]:
-    """The weight with the best mean validation accuracy over the seeds that all weights have; the least of equals."""
-    weights = sorted({run.weight for run in runs if run.weight is not None})
-    found = {w: Row(base, term, {r.seed: r for r in runs if r.weight == w}, f", weight {w:g}") for w in weights}
-    if not found:
-        return Row(base, term), ""
-    val = {weight: row.values("val_accuracy") for weight, row in found.items()}
-    shared = sorted(set.intersection(*(set(values) for values in val.values())))
-    if not shared:
-        return Row(base, term), f"none chosen, since no seed was run with all of {_list(val)}"
-    means = {weight: mean_std([values[seed] for seed in shared]).mean for weight, values in val.items()}
-    best = max(means, key=lambda weight: means[weight])  # the first of equals, so the least
-    return found[best], f"the best validation accuracy of {_list(val)}, mean of seeds {_list(shared)}"
+        page.table(self.columns, rows, caption=self.caption, note=self.note, wrap=self.wrap)
 
 
 def matching_table(group: Group) -> Table:
@@ -302,6 +91,7 @@ def classification_table(group: Group) -> Table:
             row.mean("knn20_accuracy"),
         )
         for row in group.rows
+        if group.is_main(row) or row not in group.sweep(row.base).values()  # a sweep has a table of its own
     ]
     note = f"{NOTE} Accuracies are of the last epoch. {_machines(group)}"
     return Table(group.name, columns, rows, group.title, note)
@@ -311,7 +101,7 @@ def overview(found: Sequence[Group]) -> list[Table]:
     """Probe accuracies of all encoders and data sets side by side, a table for each form that has several."""
     by_form: dict[tuple[str, str], list[Group]] = {}
     for group in found:
-        if group.kind == "classification":
+        if group.kind == "classification" and not group.validation:
             by_form.setdefault((group.form, group.changed), []).append(group)
     tables = []
     for (form, changed), members in by_form.items():
@@ -337,7 +127,51 @@ def overview(found: Sequence[Group]) -> list[Table]:
 def tables_of(found: Sequence[Group]) -> list[Table]:
     """All tables, in the order of a report."""
     matching = [matching_table(group) for group in found if group.kind == "matching"]
-    return matching + overview(found) + [classification_table(g) for g in found if g.kind == "classification"]
+    tested = [group for group in found if group.kind == "classification" and not group.validation]
+    return matching + overview(found) + [classification_table(group) for group in tested]
+
+
+def is_ablation(group: Group) -> bool:
+    """Whether its runs are for choosing: tested on training images that were kept apart."""
+    return group.kind == "classification" and group.validation > 0
+
+
+def ablation_table(group: Group) -> Table:
+    """One row for what was changed and its weight, the best difference to the plain loss first."""
+    columns = ("what is changed", "weight", "n", "validation accuracy", "difference to plain", "kNN-20 accuracy")
+    rows: list[list[Cell]] = []
+    for row, difference in ranked(group):
+        label = word(row.loss) if row.loss else row.label + ("" if row.term else ", plain")
+        weight = None if row.weight is None else f"{row.weight:g}"
+        cells: list[Cell] = [label, weight, len(row.runs), row.mean("probe_accuracy")]
+        rows.append([*cells, difference, row.mean("knn20_accuracy")])
+    note = f"{NOTE} Tested on training images that were kept apart, not on the test split. {_machines(group)}"
+    return Table(group.name, columns, rows, group.title, note)
+
+
+def ranked(group: Group) -> list[tuple[Row, PairedDifference | None]]:
+    """A group's rows with their differences to the plain loss, the best first, those without one before them."""
+    found = [(row, group.difference(row, "probe_accuracy")) for row in group.rows if row.runs]
+    return sorted(found, key=lambda pair: -math.inf if pair[1] is None else -pair[1].mean)
+
+
+def best_of(group: Group) -> tuple[Row, PairedDifference] | None:
+    """The row of an ablation with the greatest difference that has an interval; None where there is none."""
+    found = ((row, d) for row, d in ranked(group) if d is not None and d.low is not None)
+    return next(found, None)
+
+
+def ablation_answer(group: Group) -> str:
+    """The best on validation in a sentence, and what it is worth."""
+    best = best_of(group)
+    if best is None:
+        return f"{group.title}: nothing yet with two seeds beside the plain loss."
+    row, difference = best
+    tried = sum(1 for _, d in ranked(group) if d is not None)
+    return (
+        f"{group.title}: the best on validation of {tried} is {row.label}, {shown(difference)} points to the plain "
+        "loss. The best of many is too good by selection: it has to be confirmed once, on fresh seeds and the test set."
+    )
 
 
 def paper_number(group: Group, row: Row) -> MeanStd | None:
@@ -360,18 +194,20 @@ def shown(cell: Cell) -> str:
         if cell.low is None or cell.high is None:
             return f"{cell.mean:+.2f} (one seed)"
         return f"{cell.mean:+.2f} ({cell.low:+.2f} to {cell.high:+.2f})"
+    if isinstance(cell, float):
+        return f"{cell:.2f}" if abs(cell) < 100 else f"{cell:,.0f}"
     return str(cell)
 
 
 def _parts(cells: Sequence[Cell]) -> tuple[str, ...]:
-    if any(isinstance(cell, PairedDifference) for cell in cells):
-        return "", " low", " high", " n"
-    return ("", " std", " n") if any(isinstance(cell, MeanStd) for cell in cells) else ("",)
+    means = (" std",) if any(isinstance(cell, MeanStd) for cell in cells) else ()
+    bounds = (" low", " high") if any(isinstance(cell, PairedDifference) for cell in cells) else ()
+    return ("", *means, *bounds, " n") if means or bounds else ("",)
 
 
 def _value(cell: Cell, part: str) -> object:
     if isinstance(cell, MeanStd | PairedDifference):
-        return getattr(cell, part.strip() or "mean")
+        return getattr(cell, part.strip() or "mean", None)  # a difference has no std, a mean no bounds
     return cell if not part else None
 
 
@@ -379,16 +215,5 @@ def _plain(words: str) -> str:
     return re.sub(r"([\\|<>&*_`\[\]#])", r"\\\1", " ".join(words.split()))
 
 
-def _list(values: Iterable[float]) -> str:
-    return ", ".join(f"{value:g}" for value in values)
-
-
 def _machines(group: Group) -> str:
     return f"Ran on {' and '.join(sorted({machine(run) for run in group.runs}))}."
-
-
-def machine(run: Run) -> str:
-    """Hardware and precision, in words."""
-    hardware = run.record.get("hardware")
-    name = hardware.get("name") if isinstance(hardware, dict) else None
-    return f"{name or 'an unknown machine'}, {run.record.get('precision') or 'unknown precision'}"

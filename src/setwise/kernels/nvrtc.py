@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from setwise.checks import see
+
 T = TypeVar("T")
 
 
@@ -120,7 +122,8 @@ def or_none(make: Callable[[], T], what: str, instead: str, device: torch.device
     if torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
             f"expected {what} to have been used on {device} before the capture of a CUDA graph, "
-            "since a kernel cannot be compiled within one; run one step outside of the capture first"
+            "since a kernel cannot be compiled within one; run one step outside of the capture first, "
+            + see("how-to/errors#capture")
         )
     try:
         with torch.cuda.device(device):

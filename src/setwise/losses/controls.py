@@ -20,7 +20,12 @@ def _matrices(z_a: Tensor, z_b: Tensor, similarity: Similarity) -> tuple[Tensor,
 
 
 def frobenius_product(z_a: Tensor, z_b: Tensor, *, similarity: Similarity = "cosine", shift: float = 1.0) -> Tensor:
-    """‖shift + S_A‖·‖shift + S_B‖ / N² of two views [N, E]: an upper bound of QARe's ⟨λA,λB⟩₊ / N² (Cauchy-Schwarz)."""
+    """‖shift + S_A‖·‖shift + S_B‖ / N² of two views [N, E]: an upper bound of QARe's ⟨λA,λB⟩₊ / N² (Cauchy-Schwarz).
+
+    Examples:
+        >>> sw.losses.controls.frobenius_product(torch.eye(4), torch.eye(4)), sw.QARe()(torch.eye(4), torch.eye(4))
+        (tensor(1.7500), tensor(1.7500))
+    """
     with torch.autocast(z_a.device.type, enabled=False):
         s_a, s_b = _matrices(z_a, z_b, similarity)
         product: Tensor = (shift + s_a).norm() * (shift + s_b).norm()
@@ -28,7 +33,12 @@ def frobenius_product(z_a: Tensor, z_b: Tensor, *, similarity: Similarity = "cos
 
 
 def structural_difference(z_a: Tensor, z_b: Tensor, *, similarity: Similarity = "cosine") -> Tensor:
-    """½·mean (S_A - S_B)² of two views [N, E]: how differently the true partners lie within their sets."""
+    """½·mean (S_A - S_B)² of two views [N, E]: how differently the true partners lie within their sets.
+
+    Examples:
+        >>> sw.losses.controls.structural_difference(torch.eye(4), 2 * torch.eye(4))  # cosine knows no lengths
+        tensor(0.)
+    """
     with torch.autocast(z_a.device.type, enabled=False):
         s_a, s_b = _matrices(z_a, z_b, similarity)
         return 0.5 * (s_a - s_b).square().mean()

@@ -76,6 +76,13 @@ def score_assignment_loss(
     L >= 0. Departures from the print: the sparse term of Eq. (8), (14) is added, not subtracted, with a constant
     that makes the loss 0 at its minimum (with the printed sign negatives attract); the margin of S_m = S + m Y_gt
     applies to every cell; one-to-one <= row-wise for "none" and "entropy".
+
+    Examples:
+        >>> scores = -torch.tensor([[1.0, 0.5], [10.0, 1.0]])  # minus distances
+        >>> sw.functional.score_assignment_loss(scores, margin=0.2, reduction="sum")  # the triplet loss, Eq. (12)
+        tensor(0.7000)
+        >>> sw.functional.score_assignment_loss(scores, margin=0.2, mining="one-to-one", reduction="sum")  # Eq. (3)
+        tensor(0.)
     """
     check_matrix(scores, "scores")
     if scores.ndim != 2 or scores.shape[0] > scores.shape[1]:
@@ -105,6 +112,13 @@ def assignment_loss(
     """The whole family on embeddings: ``score_assignment_loss`` of ``z_a`` against ``z_b`` and ``extra_negatives``.
 
     ``symmetric`` averages both directions; without extra negatives a one-to-one loss is symmetric as it is.
+
+    Examples:
+        >>> a, b = torch.tensor([[0.0], [1.0]]), torch.tensor([[0.9], [1.2]])
+        >>> sw.functional.assignment_loss(a, b, mining="batch-hard")  # 1.0 is nearer to 0.9 than to 1.2
+        tensor(0.0500)
+        >>> sw.functional.assignment_loss(a, b, mining="one-to-one")  # as sets they are matched right
+        tensor(0.)
     """
     check_embeddings(z_a, z_b, extra_negatives)
     check_similarity(similarity)
@@ -133,6 +147,13 @@ def info_nce(
         mean_i [ -s_ii/τ + log Σ_j exp(s_ij/τ) ]
 
     over the rows of S_AB, the partner among the candidates; ``symmetric`` averages rows and columns.
+
+    Examples:
+        >>> z = torch.eye(4)  # four items, every one orthogonal to the others
+        >>> sw.functional.info_nce(z, z, temperature=0.5)  # log(1 + 3 / e²)
+        tensor(0.3408)
+        >>> sw.functional.info_nce(z, z.roll(1, 0), temperature=0.5)  # every partner is another one's
+        tensor(2.3408)
     """
     check_embeddings(z_a, z_b, extra_negatives)
     _check_peers(peers, z_a, extra_negatives)
@@ -168,6 +189,11 @@ def nt_xent(
     With p_i the softmax probability of view i's partner: ``reduction="mean"`` is mean_i(-log p_i); ``"log-mean"``,
     the released code's form, is -log(mean_i p_i), which weighs views by how well they do already.
     ``clamp`` bounds every similarity from below, as the released code does with QARe.
+
+    Examples:
+        >>> z = torch.eye(4)
+        >>> sw.functional.nt_xent(z, z)  # log(1 + 6 / e²): six others beside the partner
+        tensor(0.5944)
     """
     check_embeddings(z_a, z_b, extra_negatives)
     _check_peers(peers, z_a, extra_negatives)
@@ -207,6 +233,11 @@ def sparse_clr(
 
     Ω_i, T_i: support and threshold of sparsemax over row i, Eq. (15), (16). Negatives outside Ω_i have no gradient.
     ``candidates="all"``: every view among the 2N - 1 others (the released code); ``"cross"``: rows of S_AB.
+
+    Examples:
+        >>> z = torch.eye(4)
+        >>> sw.functional.sparse_clr(z, z, margin=0.0), sw.functional.sparse_clr(z, z, margin=1.0)
+        (tensor(0.), tensor(0.4286))
     """
     check_embeddings(z_a, z_b, extra_negatives)
     _check_peers(peers, z_a, extra_negatives)
@@ -241,6 +272,13 @@ def triplet_margin(
         mean_i relu(m + d_ii - min_{j != i} d_ij)
 
     The proposition holds row-wise only; one-to-one, Eq. (3), is smaller or equal.
+
+    Examples:
+        >>> z = torch.eye(4)  # distances of √2
+        >>> sw.functional.triplet_margin(z, z, margin=0.5)
+        tensor(0.)
+        >>> sw.functional.triplet_margin(z, z, margin=2.0)  # 2 - √2
+        tensor(0.5858)
     """
     check_embeddings(z_a, z_b, extra_negatives)
     check_row_options(similarity, margin=margin)
@@ -265,6 +303,11 @@ def nt_logistic(
 
     The paper cites word2vec and gives no formula: R is the mean (one positive to one negative, as in SimCLR's
     comparison), the sum, or the hardest. A single row has no negative term.
+
+    Examples:
+        >>> z = torch.eye(4)
+        >>> sw.functional.nt_logistic(z, z, temperature=0.5)  # softplus(-2) + softplus(0)
+        tensor(0.8201)
     """
     check_embeddings(z_a, z_b, extra_negatives)
     check_row_options(similarity, temperature=temperature)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from setwise.assignment.smoothing import Mining, Smoothing
 from setwise.assignment.spectrum import Bound
-from setwise.checks import check_number, check_option
+from setwise.checks import check_number, check_option, see
 from setwise.losses import functional
 from setwise.losses.set_level import Spectrum, check_qare_options, qare
 from setwise.similarity import Similarity
@@ -38,7 +38,13 @@ class _Loss(nn.Module):
 
 
 class AssignmentLoss(_Loss):
-    """Any cell of the grid {row-wise, one-to-one} × {hard, entropic, sparse}; see ``functional.assignment_loss``."""
+    """Any cell of the grid {row-wise, one-to-one} × {hard, entropic, sparse}; see ``functional.assignment_loss``.
+
+    Examples:
+        >>> loss = sw.AssignmentLoss(mining="one-to-one", smoothing="sinkhorn", temperature=0.5, similarity="cosine")
+        >>> loss(torch.eye(4), torch.eye(4))
+        tensor(0.3408)
+    """
 
     def __init__(
         self,
@@ -69,7 +75,13 @@ class AssignmentLoss(_Loss):
 
 
 class InfoNCE(_Loss):
-    """Row-wise entropic assignment loss, Eq. (13) as mean cross-entropy; see ``functional.info_nce``."""
+    """Row-wise entropic assignment loss, Eq. (13) as mean cross-entropy; see ``functional.info_nce``.
+
+    Examples:
+        >>> z_a, z_b = torch.eye(4), torch.eye(4)  # yours: embeddings [N, E], row i of both is the same item
+        >>> sw.InfoNCE(temperature=0.5)(z_a, z_b)
+        tensor(0.3408)
+    """
 
     def __init__(
         self,
@@ -90,7 +102,14 @@ class InfoNCE(_Loss):
 
 
 class NTXent(_Loss):
-    """SimCLR's loss, every view among the 2N - 1 others; see ``functional.nt_xent``."""
+    """SimCLR's loss, every view among the 2N - 1 others; see ``functional.nt_xent``.
+
+    Examples:
+        >>> sw.NTXent(temperature=0.5)(torch.eye(4), torch.eye(4))
+        tensor(0.5944)
+        >>> sw.NTXent(block_size=256)  # for large batches: 256 rows of scores at a time
+        NTXent(temperature=0.5, reduction='mean', similarity='cosine', clamp=None, block_size=256)
+    """
 
     def __init__(
         self,
@@ -118,7 +137,12 @@ class NTXent(_Loss):
 
 
 class SparseCLR(_Loss):
-    """Row-wise sparse assignment loss, Eq. (14) with its sign mended; see ``functional.sparse_clr``."""
+    """Row-wise sparse assignment loss, Eq. (14) with its sign mended; see ``functional.sparse_clr``.
+
+    Examples:
+        >>> sw.SparseCLR(margin=1.0)(torch.eye(4), torch.eye(4))
+        tensor(0.4286)
+    """
 
     def __init__(
         self,
@@ -150,7 +174,12 @@ class SparseCLR(_Loss):
 
 
 class TripletMargin(_Loss):
-    """Batch-hard margin triplet loss, Eq. (12); see ``functional.triplet_margin``."""
+    """Batch-hard margin triplet loss, Eq. (12); see ``functional.triplet_margin``.
+
+    Examples:
+        >>> sw.TripletMargin(margin=2.0)(torch.eye(4), torch.eye(4))  # 2 - √2
+        tensor(0.5858)
+    """
 
     def __init__(self, *, margin: float = 0.5, similarity: Similarity = "euclidean", symmetric: bool = False) -> None:
         functional.check_row_options(similarity, margin=margin)
@@ -162,7 +191,12 @@ class TripletMargin(_Loss):
 
 
 class NTLogistic(_Loss):
-    """Every pair classified on its own as true or false; see ``functional.nt_logistic``."""
+    """Every pair classified on its own as true or false; see ``functional.nt_logistic``.
+
+    Examples:
+        >>> sw.NTLogistic(temperature=0.5, negatives="hardest")(torch.eye(4), torch.eye(4))
+        tensor(0.8201)
+    """
 
     def __init__(
         self,
@@ -182,7 +216,14 @@ class NTLogistic(_Loss):
 
 
 class QARe(_Loss):
-    """Quadratic assignment regularisation, Eq. (7) and (17), to add to any loss; see ``functional.qare``."""
+    """Quadratic assignment regularisation, Eq. (7) and (17), to add to any loss; see ``functional.qare``.
+
+    Examples:
+        >>> sw.QARe()(torch.eye(4), torch.eye(4))
+        tensor(1.7500)
+        >>> distances = sw.QARe(similarity="euclidean", spectrum="topk", k=8)  # for large batches of plain distances
+        >>> gap = sw.QARe(reference="truth")  # zero where both sets have the same structure; not the paper's
+    """
 
     def __init__(
         self,
@@ -224,6 +265,13 @@ class SetContrastive(nn.Module):
 
     ``pairwise`` is any ``loss(z_a, z_b)``. The regulariser is by default the ``QARe`` of its similarity, cosine where
     it does not say.
+
+    Examples:
+        >>> loss = sw.SetContrastive(sw.InfoNCE(temperature=0.5), beta=0.5)  # pairwise + 0.5 · QARe
+        >>> loss(torch.eye(4), torch.eye(4))
+        tensor(1.2158)
+        >>> {name: round(value.item(), 3) for name, value in loss.terms(torch.eye(4), torch.eye(4)).items()}
+        {'loss': 1.216, 'pairwise': 0.341, 'regularizer': 1.75}
     """
 
     def __init__(
@@ -240,7 +288,10 @@ class SetContrastive(nn.Module):
     def convex(cls, pairwise: nn.Module, beta: float, regularizer: nn.Module | None = None) -> SetContrastive:
         """(1 - beta) · pairwise + beta · regulariser, as in the paper's instance matching."""
         if not isinstance(beta, (int, float)) or not 0 <= beta <= 1:
-            raise ValueError(f"expected beta between 0 and 1 for a convex combination, got {beta!r}")
+            raise ValueError(
+                f"expected beta between 0 and 1 for a convex combination, got {beta!r}; "
+                + see("how-to/choose-beta#convex")
+            )
         return cls(pairwise, beta, regularizer, alpha=1 - beta)
 
     def terms(self, z_a: Tensor, z_b: Tensor) -> dict[str, Tensor]:

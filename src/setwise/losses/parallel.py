@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from setwise.checks import check_option
+from setwise.checks import check_option, see
 
 
 class _Gather(torch.autograd.Function):
@@ -72,7 +72,8 @@ class Peers:
         if not (dist.is_available() and dist.is_initialized()):
             raise ValueError(
                 "expected torch.distributed to be initialised before a loss over processes is made; "
-                "call torch.distributed.init_process_group first (torchrun sets what it needs)"
+                "call torch.distributed.init_process_group first (torchrun sets what it needs), "
+                + see("how-to/many-gpus#own-loop")
             )
 
     @property
@@ -95,7 +96,8 @@ class Peers:
         counts = [int(part) for part in parts]
         if len(set(counts)) > 1:
             raise ValueError(
-                f"expected as many rows on every process, got {counts}; drop the last partial batch or pad it"
+                f"expected as many rows on every process, got {counts}; drop the last partial batch or pad it, "
+                + see("how-to/many-gpus#equal-parts")
             )
 
     def gather(self, x: Tensor) -> Tensor:
@@ -121,6 +123,13 @@ def distributed(
     """A copy of ``loss`` that is over the batches of all processes in ``group`` together.
 
     ``loss``: InfoNCE, NTXent, SparseCLR, QARe, or a SetContrastive of them. See the module's text for ``gradient``.
+
+    Examples:
+        >>> dist = torch.distributed  # torchrun starts many processes; here it is one, which needs no address
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> sw.distributed(sw.InfoNCE(temperature=0.5))(torch.eye(4), torch.eye(4))
+        tensor(0.3408)
+        >>> dist.destroy_process_group()
     """
     loss = copy.deepcopy(loss)
     peers = Peers(group, gradient)
@@ -130,7 +139,8 @@ def distributed(
         if "peers" not in options:
             raise ValueError(
                 f"expected InfoNCE, NTXent, SparseCLR, QARe or a SetContrastive of them, got {type(part).__name__}, "
-                "which has no form over many processes; gather the embeddings and call it on all of them"
+                "which has no form over many processes; gather the embeddings and call it on all of them, "
+                + see("how-to/many-gpus#own-loop")
             )
         options["peers"] = peers
     return loss

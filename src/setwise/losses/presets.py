@@ -20,7 +20,7 @@ from typing import Literal
 
 from torch import nn
 
-from setwise.checks import check_option
+from setwise.checks import check_option, see
 from setwise.losses.controls import FrobeniusProduct, StructuralDifference
 from setwise.losses.modules import InfoNCE, NTLogistic, NTXent, QARe, SetContrastive, SparseCLR, TripletMargin
 
@@ -103,7 +103,14 @@ def beta_of(name: str) -> Literal["none", "optional", "needed"]:
 
 
 def presets(name: str, *, beta: float | None = None) -> nn.Module:
-    """The loss that ``name`` (one of ``PRESETS``) stands for; ``beta`` weighs QARe in those that have it."""
+    """The loss that ``name`` (one of ``PRESETS``) stands for; ``beta`` weighs QARe in those that have it.
+
+    Examples:
+        >>> sw.presets("paper/simclr")
+        InfoNCE(temperature=0.05, similarity='cosine', symmetric=False, block_size=None)
+        >>> sw.presets("released/simclr-qare", beta=0.5).beta
+        0.5
+    """
     check_option(name, PRESETS, "the preset's name")
     if name in _PLAIN:
         if beta is not None:
@@ -113,6 +120,9 @@ def presets(name: str, *, beta: float | None = None) -> nn.Module:
         weight = _MATCHING_BETA[name] if beta is None else beta
         return SetContrastive.convex(_PLAIN[name.removesuffix("-qare")](), weight)
     if beta is None:
-        raise ValueError(f"expected beta=... for {name!r}: the paper chooses it per encoder and data set (Table 4)")
+        raise ValueError(
+            f"expected beta=... for {name!r}: the paper chooses it per encoder and data set (Table 4); "
+            + see("how-to/choose-beta")
+        )
     pairwise, term = _WEIGHED[name]()
     return SetContrastive(pairwise, beta, term)

@@ -30,7 +30,7 @@ from setwise.assignment.spectrum import (
     project_ones,
     spectral_bounds,
 )
-from setwise.checks import check_count, check_embeddings, check_like, check_number, check_option, check_square
+from setwise.checks import check_count, check_embeddings, check_like, check_number, check_option, check_square, see
 from setwise.losses.parallel import Peers
 from setwise.similarity import (
     Factor,
@@ -68,6 +68,12 @@ def quadratic_assignment_loss(
     ``s`` [N, N] with the true partner of row i in column i, ``s_a``, ``s_b`` symmetric. Exact while
     ``solve_quadratic`` is (small N); beyond, its heuristic makes ``loss`` and ``split`` lower estimates.
     Differentiable at the assignments found.
+
+    Examples:
+        >>> s = torch.cdist(*2 * [torch.tensor([[0.0], [1.0], [3.0]])])
+        >>> found = sw.functional.quadratic_assignment_loss(s, s, s)
+        >>> found.loss <= found.split <= found.spectral
+        tensor(True)
     """
     check_square(s, "s")
     check_option(direction, ("distance", "similarity"), "direction")
@@ -119,6 +125,16 @@ def qare(
     ``clamp`` bounds them from below before that; the released code clamps at 1e-8 and divides by N(N-1), see
     ``presets``. Value and gradient are float32 at least, also under autocast. ``peers``: over the batches of many
     processes together, with a message that does not grow with N for cosine and the eigenvalue bound.
+
+    Examples:
+        >>> spread, collapsed = torch.eye(4), torch.ones(4, 4)
+        >>> sw.functional.qare(spread, spread), sw.functional.qare(collapsed, collapsed)  # a uniformity penalty
+        (tensor(1.7500), tensor(4.))
+        >>> sw.functional.qare(spread, spread, reference="truth").abs() < 1e-5  # equal structures: no alignment gap
+        tensor(True)
+        >>> line = torch.tensor([[0.0], [1.0], [3.0], [7.0]])
+        >>> sw.functional.qare(line, line[[2, 0, 3, 1]], similarity="euclidean", reference="truth")  # another order
+        tensor(5.2500)
     """
     check_embeddings(z_a, z_b)
     check_qare_options(similarity, bound, spectrum, k, reference, normalization, shift, clamp)
@@ -234,7 +250,8 @@ def check_qare_options(
     check_count(k, "k")
     if (k is None) == (spectrum == "topk"):
         raise ValueError(
-            f'expected k (a positive integer) with spectrum="topk" and only there, got {k!r}, {spectrum!r}'
+            f'expected k (a positive integer) with spectrum="topk" and only there, got {k!r}, {spectrum!r}; '
+            + see("how-to/large-batches#eigenvalues")
         )
     if shift is not None:
         check_number(shift, "shift")
@@ -242,4 +259,7 @@ def check_qare_options(
         check_number(clamp, "clamp")
     if spectrum == "lowrank" and (similarity == "euclidean" or clamp is not None):
         what = "clamped similarities" if clamp is not None else "Euclidean distances"
-        raise ValueError(f'expected spectrum "auto", "dense" or "topk": {what} have full rank, got "lowrank"')
+        raise ValueError(
+            f'expected spectrum "auto", "dense" or "topk": {what} have full rank, got "lowrank"; '
+            + see("how-to/large-batches#eigenvalues")
+        )

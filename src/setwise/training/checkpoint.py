@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from setwise.checks import see
 from setwise.recipe import Recipe
 from setwise.training.errors import TrainingError
 
@@ -85,7 +86,7 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
         if isinstance(error, OSError) or type(error).__name__ == "SafetensorError":
             raise TrainingError(
                 f"could not write the checkpoint {path}: {error}; the one from before is intact, "
-                "free some space and go on with --resume"
+                f"free some space and go on with --resume, {see('how-to/errors#space')}"
             ) from error
         raise
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from setwise.checks import see
 from setwise.data import ImageSet, MatchedSet
 from setwise.losses.parallel import distributed
 from setwise.methods import Batch, Contrastive, Matching, Method, create
@@ -56,7 +57,8 @@ class Engine:
             torch.backends.cudnn.allow_tf32 = self.precision != "float32"  # float32 means float32
         if recipe.batch % self.processes.size:
             raise ValueError(
-                f"expected a batch that {self.processes.size} processes can share equally, got {recipe.batch}"
+                f"expected a batch that {self.processes.size} processes can share equally, got {recipe.batch}; "
+                + see("how-to/many-gpus#equal-parts")
             )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -79,7 +81,8 @@ class Engine:
         self.sizes = batch_sizes(len(data), recipe.batch, drop_last=recipe.drop_last, processes=self.processes.size)
         if recipe.epochs and not self.sizes:
             raise ValueError(
-                f"expected a batch of at most the {len(data)} images of {data.name}, got {recipe.batch} with drop_last"
+                f"expected a batch of at most the {len(data)} images of {data.name}, got {recipe.batch} with "
+                f"drop_last; {see('how-to/errors#last-batch')}"
             )
         steps = max(1, len(self.sizes))
         rate_type = torch.float32 if on_gpu else torch.float64
@@ -135,7 +138,8 @@ class Engine:
             if not math.isfinite(value):
                 raise TrainingError(
                     f"expected a finite {name}, got {value} in epoch {self.epoch + 1}, by step {self.step_in_epoch} of "
-                    f"{self.steps}; a lower lr (now {self.recipe.lr:g}) or precision float32 may help"
+                    f"{self.steps}; a lower lr (now {self.recipe.lr:g}) or precision float32 may help, "
+                    + see("how-to/errors#not-finite")
                 )
         return means
 
@@ -216,7 +220,9 @@ class Engine:
                 hint = f"a batch below {self.recipe.batch} needs less memory"
             else:  # a loss that waits for the device, such as dense eigenvalues of more rows than our kernel takes
                 hint = "--no-capture takes steps one by one"
-            raise TrainingError(f"a step could not be captured in a CUDA graph ({reason}); {hint}") from error
+            raise TrainingError(
+                f"a step could not be captured in a CUDA graph ({reason}); {hint}, {see('how-to/errors#capture')}"
+            ) from error
 
     @torch.no_grad()
     def _undo(self, before: dict[str, Tensor]) -> None:

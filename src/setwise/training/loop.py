@@ -16,6 +16,7 @@ import torch
 from filelock import FileLock, Timeout
 from torch import Tensor
 
+from setwise.checks import see
 from setwise.data import ImageSet, MatchedSet
 from setwise.recipe import Recipe
 from setwise.training import checkpoint as checkpoints
@@ -202,7 +203,7 @@ def _explained(engine: Engine) -> Iterator[None]:
         if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
             raise TrainingError(
                 f"{where}: out of memory ({str(error).splitlines()[0]}); the last checkpoint is intact, "
-                f"a batch below {engine.recipe.batch} needs less"
+                f"a batch below {engine.recipe.batch} needs less, {see('how-to/errors#space')}"
             ) from error
         raise
 
@@ -218,7 +219,8 @@ def _locked(folder: Path, processes: Processes) -> Iterator[None]:
         lock.acquire()
     except Timeout as error:
         raise ValueError(
-            f"expected {folder} for this run alone, but another one is writing there; give another --out"
+            f"expected {folder} for this run alone, but another one is writing there; give another --out, "
+            + see("how-to/errors#resume")
         ) from error
     try:
         yield
@@ -233,11 +235,14 @@ def _found(path: Path, recipe: Recipe, seed: int, resume: bool) -> Checkpoint | 
     if not resume:
         raise ValueError(
             f"expected no run in {path.parent}, got {path.name} there; "
-            "add --resume to go on with it, or give another --out"
+            f"add --resume to go on with it, or give another --out, {see('how-to/errors#resume')}"
         )
     found = checkpoints.load(path)
     mine, theirs = recipe.as_json() | {"seed": seed}, found.recipe.as_json() | {"seed": found.seed}
     different = [f"{name} {theirs[name]!r}, not {mine[name]!r}" for name in mine if mine[name] != theirs[name]]
     if different:
-        raise ValueError(f"expected the checkpoint {path} to be of this run, but it has {'; '.join(different)}")
+        raise ValueError(
+            f"expected the checkpoint {path} to be of this run, but it has {'; '.join(different)}; "
+            + see("how-to/errors#resume")
+        )
     return found

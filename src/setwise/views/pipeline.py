@@ -286,6 +286,12 @@ def preset(name: str, *, mean: tuple[float, ...] = (0.0,), std: tuple[float, ...
     """The views of that name, one of ``PRESETS``, with a normalisation.
 
     ``dataclasses.replace`` changes a number: 64 x 64 images take ``replace(preset("supervised"), padding=8)``.
+
+    Examples:
+        >>> views = sw.views.preset("self-supervised")
+        >>> images = torch.zeros(2, 3, 32, 32, dtype=torch.uint8)
+        >>> views.pair(images, samples=torch.arange(2), seed=0, epoch=0).shape  # two views of each
+        torch.Size([2, 2, 3, 32, 32])
     """
     check_option(name, tuple(PRESETS), "preset")
     return replace(PRESETS[name], mean=mean, std=std)

@@ -1,0 +1,250 @@
+"""The paper's claims, each with what the paper says, what our runs say and a verdict: the report's first screen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+from setwise.experiments.collected import TERMS, Group, Row
+from setwise.experiments.figures import sweeps
+from setwise.experiments.paper_numbers import SAFE_WEIGHTS, word
+from setwise.experiments.spectra import by_seed, last_look
+from setwise.experiments.statistics import MeanStd, PairedDifference, mean_std, paired_difference
+from setwise.experiments.tables import Cell, Table, best_of, is_ablation, paper_number
+
+VERDICTS = {"above": "yes", "around": "cannot be told", "below": "no", "unknown": "one seed only"}
+NO_RUNS, UNCONFIRMED = "no runs yet", "seen on validation only"
+GOAL = 1.0  # points: the gain that this project looks for
+BOTH = ("conv4", "resnet32")  # the paper's encoders
+SPARSE = 50.0  # a support below so many per cent of the negatives is called sparse: dense losses have 100
+EXPLAINED = (
+    "Differences are taken seed by seed, between the loss with the term and the same loss without it, and then "
+    "averaged; in brackets the 95 % interval (Student's t). An interval that contains zero means that these runs "
+    "cannot tell, not that there is no effect; and of twenty intervals one misses by chance."
+)
+NOTE = (
+    "The least and the greatest difference among the settings, in points, seed by seed, with 95 % intervals: yes above "
+    "zero, no below, cannot be told around it."
+)
+SIGNS = (
+    "Verdicts as above; of twenty intervals one misses by chance. Support: per cent of the negatives that have weight, "
+    "sparse below half. False negatives: points of the weight's share on images of the same class, against SimCLR. A "
+    "point on both encoders: the difference of the encoder that gains less; yes if both gain a point with intervals "
+    "above zero, no if an interval ends below a point."
+)
+Found = tuple[str, str | None, PairedDifference | MeanStd, str]  # where, the paper's, ours, the verdict
+
+
+def compared(group: Group, term: str) -> list[tuple[Row, PairedDifference]]:
+    """Rows with this term and their differences to the loss without it, where both were run.
+
+    Rows of other weights than the recipe's, or the chosen one, are for the tables only; and so are runs for choosing.
+    """
+    found = []
+    for row in group.rows if not group.validation else ():
+        difference = group.difference(row, group.measure[0])
+        if row.term == term and group.is_main(row) and difference is not None:
+            found.append((row, difference))
+    return found
+
+
+def differences(found: Sequence[Group]) -> Table:
+    """What every term adds to every loss, in one table."""
+    terms = [term for term in TERMS if term]
+    rows: list[list[Cell]] = []
+    for group in found:
+        cells = {term: {row.base: difference for row, difference in compared(group, term)} for term in terms}
+        for base in dict.fromkeys(row.base for row in group.rows):
+            if any(base in cells[term] for term in terms):
+                ours, *others = (cells[term].get(base) for term in terms)
+                rows.append([f"{word(base)}: {group.setting}", ours, _paper_gain(group, base), *others])
+    columns = ["loss", TERMS["qare"], "paper's QARe", *(TERMS[term] for term in terms[1:])]
+    starred = " *: recipes with changes, which the tables below name." if any(group.changed for group in found) else ""
+    return Table("differences", columns, rows, "What set-level terms add, in points of accuracy", EXPLAINED + starred)
+
+
+def _paper_gain(group: Group, base: str) -> str | None:
+    """What the paper's QARe adds; of matching on other data than the paper's, nothing."""
+    with_qare, plain = (paper_number(group, Row(base, term)) for term in ("qare", ""))
+    same = group.kind != "matching" or group.data == "cuhk03"
+    return f"{with_qare.mean - plain.mean:+.2f}" if with_qare and plain and same else None
+
+
+def _qare_helps(found: Sequence[Group]) -> list[Found]:
+    return [
+        (f"{word(row.base)}: {group.setting}", _paper_gain(group, row.base), difference, VERDICTS[difference.side])
+        for group in found
+        for row, difference in compared(group, "qare")
+    ]
+
+
+def _sparse_helps(found: Sequence[Group]) -> list[Found]:
+    rows: list[Found] = []
+    for group in _probed(found):
+        sparse, dense = group.plain("sparseclr"), group.plain("simclr")
+        difference = paired_difference(sparse.values("probe_accuracy"), dense.values("probe_accuracy"))
+        if difference is not None:
+            theirs, other = (paper_number(group, row) for row in (sparse, dense))
+            gain = f"{theirs.mean - other.mean:+.2f}" if theirs and other else None
+            rows.append((group.setting, gain, difference, VERDICTS[difference.side]))
+    return rows
+
+
+def _weights_are_safe(found: Sequence[Group]) -> list[Found]:
+    rows: list[Found] = []
+    for sweep in (sweep for group in _probed(found) for sweep in sweeps(group)):
+        difference = sweep.against_plain() or sweep.against_zero()
+        if difference is not None:
+            rows.append((f"{sweep.label}: {sweep.group.setting}", "yes", difference, VERDICTS[difference.side]))
+    return rows
+
+
+def _support_is_sparse(found: Sequence[Group]) -> list[Found]:
+    rows: list[Found] = []
+    for group in _probed(found):
+        last = last_look(group.plain("sparseclr"))
+        looks = last[1] if last else {}
+        negatives = {seed: value for seed, value in by_seed(looks, "negatives").items() if value}
+        support = {seed: value for seed, value in by_seed(looks, "support").items() if seed in negatives}
+        if support:
+            mean = mean_std([100 * value / negatives[seed] for seed, value in support.items()])
+            rows.append((group.setting, "only a few", mean, "yes" if mean.mean < SPARSE else "no"))
+    return rows
+
+
+def _false_negatives(found: Sequence[Group]) -> list[Found]:
+    rows: list[Found] = []
+    for group in _probed(found):
+        looks = [last_look(group.plain(base)) for base in ("sparseclr", "simclr")]
+        sparse, dense = (by_seed(look[1], "same_class_weight") if look else {} for look in looks)
+        if difference := paired_difference(sparse, dense):
+            rows.append((group.setting, "yes, on CIFAR-10", difference, VERDICTS[difference.side]))
+    return rows
+
+
+def _gains_on_both(found: Sequence[Group]) -> list[Found]:
+    """Each set-level form that was run on both encoders, by the encoder that it does less for."""
+    forms: dict[tuple[str, str, str], dict[str, PairedDifference]] = {}
+    for group in _probed(found):
+        for row in group.rows:
+            difference = group.difference(row, "probe_accuracy")
+            if difference is not None and group.encoder in BOTH and (group.is_main(row) or row.loss) and row.weight:
+                key = (row.label, group.form, word(group.data) + ("*" if group.changed else ""))
+                forms.setdefault(key, {})[group.encoder] = difference
+    rows: list[Found] = []
+    for (label, form, data), by_encoder in forms.items():
+        if len(by_encoder) == len(BOTH):
+            least = min(by_encoder.values(), key=lambda difference: difference.mean)
+            rows.append((f"{label}: {data}, {form}", None, least, _reached(by_encoder.values())))
+    return rows
+
+
+def _reached(both: Collection[PairedDifference]) -> str:
+    """Yes if all are a point or more with intervals above zero, no if an interval ends below a point."""
+    if any(one.high is None for one in both):
+        return VERDICTS["unknown"]
+    if all(one.mean >= GOAL and one.side == "above" for one in both):
+        return VERDICTS["above"]
+    return VERDICTS["below" if any(one.high is not None and one.high < GOAL for one in both) else "around"]
+
+
+def _best_holds(found: Sequence[Group]) -> list[Found]:
+    """The best on validation of each ablation, on the test set and with seeds that it was not chosen by."""
+    rows: list[Found] = []
+    for group in filter(is_ablation, found):
+        if (best := best_of(group)) is None:
+            continue
+        row, chosen_by = best
+        loss = _loss(row)
+        difference = None
+        for other in _probed(found):
+            if (other.form, other.data, other.encoder) == (group.form, group.data, group.encoder):
+                for candidate in (one for one in other.rows if one.runs and _loss(one) == loss):
+                    seen = {run.seed for run in group.runs}
+                    fresh = {s: v for s, v in candidate.values("probe_accuracy").items() if s not in seen}
+                    plain = other.plain(row.base).values("probe_accuracy")
+                    difference = difference or paired_difference(fresh, plain)
+        where = f"{row.label}: {word(group.data)}, {word(group.encoder)}, {group.form}"
+        rows.append((where, None, difference or chosen_by, VERDICTS[difference.side] if difference else UNCONFIRMED))
+    return rows
+
+
+def _loss(row: Row) -> tuple[object, object]:
+    """Which loss its runs had, whatever their recipe is called."""
+    recipe = next(iter(row.runs.values())).record["recipe"]
+    return recipe.get("loss"), recipe.get("beta")
+
+
+def _probed(found: Sequence[Group]) -> list[Group]:
+    return [group for group in found if group.kind == "classification" and not group.validation]
+
+
+# The question, the claim in few words, what the paper says, and what answers it.
+QUESTIONS: tuple[tuple[str, str, str, Callable[[Sequence[Group]], list[Found]]], ...] = (
+    ("Does QARe help?", "QARe helps", "yes", _qare_helps),
+    ("Does SparseCLR beat SimCLR?", "SparseCLR beats SimCLR", "yes, but not ResNet-32 on CIFAR-10", _sparse_helps),
+    (
+        "Does QARe help with any weight from {:g} to {:g}?".format(*SAFE_WEIGHTS),
+        "Weights {:g} to {:g} are safe".format(*SAFE_WEIGHTS),
+        "yes",
+        _weights_are_safe,
+    ),
+    ("Is SparseCLR's support sparse?", "SparseCLR's support is sparse", "only a few", _support_is_sparse),
+    (
+        "Does SparseCLR weigh false negatives more than SimCLR?",
+        "SparseCLR weighs false negatives more",
+        "yes, on CIFAR-10",
+        _false_negatives,
+    ),
+    (
+        "Does a set-level form gain a point on both encoders?",
+        "A point on both encoders",
+        "-",
+        _gains_on_both,
+    ),
+    (
+        "Does the best of the ablation hold on fresh seeds and the test set?",
+        "The ablation's best holds",
+        "-",
+        _best_holds,
+    ),
+)
+LEADING = (QUESTIONS[0], *QUESTIONS[-2:])
+
+
+def claims(found: Sequence[Group]) -> Table:
+    """A row for each claim: how many settings say what, and the least and the greatest difference among them."""
+    rows: list[list[Cell]] = []
+    for _, claim, paper, answered in QUESTIONS:
+        answers = answered(found)
+        ours = sorted((answer[2] for answer in answers), key=lambda found: found.mean)
+        ends = (ours[0] if len(ours) > 1 else None, ours[-1] if ours else None)
+        rows.append([claim, _counted(answers), *ends, paper])
+    columns = ("claim", "verdict", "least", "greatest", "paper")
+    return Table("claims", columns, rows, "The paper's claims", NOTE, wrap=True)
+
+
+def settings(found: Sequence[Group]) -> Table:
+    """The same, a row for each claim and setting."""
+    rows: list[list[Cell]] = []
+    for _, claim, _, answer in QUESTIONS:
+        rows += [[claim, where, verdict, ours, paper] for where, paper, ours, verdict in answer(found)]
+    columns = ("claim", "where", "verdict", "ours", "paper")
+    return Table("settings", columns, rows, "The claims, setting by setting", SIGNS, wrap=True)
+
+
+def lead(found: Sequence[Group]) -> str:
+    """The two questions that matter most, and how many runs answer them."""
+    runs = sum(len(group.runs) for group in found)
+    said = [f"{question} {_counted(answer(found)).capitalize()}." for question, _, _, answer in LEADING]
+    return f"{' '.join(said)} ({runs:,} {'run' if runs == 1 else 'runs'}.)"
+
+
+def _counted(answers: Sequence[Found]) -> str:
+    """The verdicts: the one there is, or how many settings have which."""
+    verdicts = [verdict for *_, verdict in answers]
+    kinds = [verdict for verdict in (*VERDICTS.values(), UNCONFIRMED) if verdict in verdicts]
+    if len(verdicts) < 2:
+        return verdicts[0] if verdicts else NO_RUNS
+    if len(kinds) == 1:
+        return f"{kinds[0]} in all of {len(verdicts)} settings"
+    return f"of {len(verdicts)} settings: " + ", ".join(f"{verdicts.count(kind)} {kind}" for kind in kinds)

@@ -1,0 +1,140 @@
+"""The paper's claims: each told from runs by an interval of its own, in every case that a verdict has."""
+
+import numpy as np
+import pytest
+from scipy.stats import ttest_rel
+
+from setwise.experiments.claims import claims, lead, settings
+from setwise.experiments.collected import collect, groups
+
+NAME = "released/cifar10-conv4-simclr"
+QUESTIONS = ["QARe helps", "SparseCLR beats SimCLR", "Weights 0.75 to 1.25 are safe", "SparseCLR's support is sparse"]
+QUESTIONS += ["SparseCLR weighs false negatives more", "A point on both encoders", "The ablation's best holds"]
+
+
+@pytest.fixture
+def found(tmp_path):
+    return lambda: groups(collect(tmp_path / "results")[0])
+
+
+def told(table, claim):
+    """The rows of a claim without its name."""
+    return [list(row[1:]) for row in table.rows if row[0] == claim]
+
+
+def test_without_runs_every_claim_says_so(found):
+    table = claims(found())
+    assert [row[0] for row in table.rows] == QUESTIONS
+    assert all(row[1:4] == ["no runs yet", None, None] for row in table.rows)
+    assert table.rows[1][4] == "yes, but not ResNet-32 on CIFAR-10"
+    assert settings(found()).rows == []
+    assert lead(found()).count("No runs yet.") == 3
+
+
+def test_sparseclr_against_simclr_is_paired_by_seed(keep, found):
+    simclr, sparse = np.array([0.59, 0.60, 0.61]), np.array([0.600, 0.612, 0.621])
+    for seed in (1, 2, 3):
+        keep(NAME, seed, {"probe_accuracy": simclr[seed - 1]})
+        keep(NAME.replace("simclr", "sparseclr"), seed, {"probe_accuracy": sparse[seed - 1]})
+        keep(NAME.replace("conv4-simclr", "resnet32-simclr"), seed, {"probe_accuracy": 0.76})
+        keep(NAME.replace("conv4-simclr", "resnet32-sparseclr"), seed, {"probe_accuracy": 0.70 + seed / 1000})
+    keep(NAME, 9, {"probe_accuracy": 0.1})
+    (where, verdict, ours, paper), other = told(settings(found()), "SparseCLR beats SimCLR")
+    assert (where, verdict, paper) == ("CIFAR-10, Conv-4, released", "yes", "+0.22")
+    expected = ttest_rel(100 * sparse, 100 * simclr).confidence_interval(0.95)
+    assert (ours.low, ours.high) == pytest.approx((expected.low, expected.high))
+    assert (other[1], other[3]) == ("no", "-6.08")
+    ((verdict, least, greatest, _),) = told(claims(found()), "SparseCLR beats SimCLR")
+    assert verdict == "of 2 settings: 1 yes, 1 no"
+    assert (least, greatest) == (other[2], ours)
+
+
+@pytest.mark.parametrize(
+    ("gains", "verdict"),
+    [((1.0, 1.1), "yes"), ((1.0, -1.1), "cannot be told"), ((-1.0, -1.1), "no"), ((1.0,), "one seed only")],
+)
+def test_the_verdict_is_where_the_interval_lies(keep, found, gains, verdict):
+    for seed, gain in enumerate(gains, start=1):
+        keep(NAME, seed, {"probe_accuracy": 0.6})
+        keep(f"{NAME}-qare", seed, {"probe_accuracy": 0.6 + gain / 100})
+    ((said, least, greatest, _),) = told(claims(found()), "QARe helps")
+    assert (said, least) == (verdict, None)
+    assert greatest.mean == pytest.approx(np.mean(gains))
+    assert lead(found()).startswith(f"Does QARe help? {verdict.capitalize()}.")
+
+
+def test_safe_weights_are_those_of_the_sweep(keep, found):
+    for seed in (1, 2, 3):
+        keep(NAME, seed, {"probe_accuracy": 0.60})
+        for weight in (0.0, 0.75, 1.25, 1.875):
+            final = {"probe_accuracy": 0.60 + (0.01 + seed / 1000) * (0.7 < weight < 1.3) - 0.1 * (weight > 1.3)}
+            keep(f"{NAME}-qare", seed, final, variant=f"beta-{weight:g}", beta=weight)
+    ((where, verdict, ours, _),) = told(settings(found()), "Weights 0.75 to 1.25 are safe")
+    assert (where, verdict) == ("SimCLR + QARe: CIFAR-10, Conv-4, released", "yes")
+    assert ours.mean == pytest.approx(1.2), "1.875 does not count"
+
+
+def test_support_and_false_negatives(looked, found):
+    looked()
+    ((where, verdict, support, paper),) = told(settings(found()), "SparseCLR's support is sparse")
+    assert (where, verdict, paper) == ("CIFAR-10, Conv-4, released", "yes", "only a few")
+    assert support.mean == pytest.approx(100 * 22 / 254)
+    assert support.std == pytest.approx(100 * 1 / 254)
+    ((_, verdict, more, _),) = told(settings(found()), "SparseCLR weighs false negatives more")
+    expected = ttest_rel([31.0, 32.0, 33.0], [18.0] * 3).confidence_interval(0.95)
+    assert (more.low, more.high) == pytest.approx((expected.low, expected.high))
+    assert verdict == "yes"
+
+
+def test_a_support_of_most_negatives_is_not_sparse(keep, look, found):
+    for seed, support in ((1, 200.0), (2, 60.0)):
+        epochs = [{"epoch": 1, "structure": look(seed, support=support)}]
+        keep(NAME.replace("simclr", "sparseclr"), seed, {"probe_accuracy": 0.6}, about={"epochs": epochs})
+    ((_, verdict, support, _),) = told(settings(found()), "SparseCLR's support is sparse")
+    assert (verdict, support.mean) == ("no", pytest.approx(100 * 130 / 254))
+
+
+@pytest.mark.parametrize(
+    ("conv4", "resnet32", "verdict"),
+    [
+        ((1.2, 1.3), (1.1, 1.2), "yes"),
+        ((1.2, 1.3), (0.5, 0.6), "cannot be told"),
+        ((1.2, 1.3), (0.5, 0.5001), "no"),
+        ((1.2, 1.3), (-1.0, 3.4), "cannot be told"),
+        ((1.2, 1.3), (5.0,), "one seed only"),
+    ],
+)
+def test_a_point_has_to_be_gained_on_both_encoders(keep, found, conv4, resnet32, verdict):
+    for encoder, gains in (("conv4", conv4), ("resnet32", resnet32)):
+        name = NAME.replace("conv4", encoder)
+        for seed, gain in enumerate(gains, start=1):
+            keep(name, seed, {"probe_accuracy": 0.6})
+            final = {"probe_accuracy": 0.6 + gain / 100}
+            keep(name, seed, final, variant="gap", loss="ablation/simclr-gap", beta=2.0)
+            if encoder == "conv4":
+                keep(f"{name}-qare", seed, final)
+    ((where, said, ours, _),) = told(settings(found()), "A point on both encoders")
+    assert (where, said) == ("SimCLR + alignment gap, weight 2: CIFAR-10, released", verdict)
+    assert ours.mean == pytest.approx(min(np.mean(conv4), np.mean(resnet32)))
+
+
+def test_the_ablations_best_is_confirmed_by_fresh_seeds_on_the_test_set_only(keep, found):
+    best = {"loss": "ablation/simclr-noshift", "beta": 2.0}
+    for seed in (1, 2):
+        keep(NAME, seed, {"probe_accuracy": 0.60}, variant="validation", validation=5000)
+        keep(f"{NAME}-qare", seed, {"probe_accuracy": 0.61}, variant="validation", validation=5000)
+        for name, gain in (("noshift", 0.02), ("gap", 0.01)):
+            changes = {"loss": f"ablation/simclr-{name}", "beta": 2.0, "variant": f"validation-{name}-2"}
+            keep(NAME, seed, {"probe_accuracy": 0.60 + gain + seed / 1000}, validation=5000, **changes)
+        keep(NAME, seed, {"probe_accuracy": 0.60})
+        keep(NAME, seed, {"probe_accuracy": 0.70}, variant="test", **best)
+    ((where, verdict, ours, _),) = told(settings(found()), "The ablation's best holds")
+    assert where == "SimCLR + QARe without the +1 shift, weight 2: CIFAR-10, Conv-4, released"
+    assert (verdict, ours.mean) == ("seen on validation only", pytest.approx(2.15)), "seeds 1 and 2 have chosen it"
+    for seed, gain in ((11, 0.002), (12, 0.0025)):
+        keep(NAME, seed, {"probe_accuracy": 0.60})
+        keep(NAME, seed, {"probe_accuracy": 0.60 + gain}, variant="test", **best)
+    ((_, verdict, ours, _),) = told(settings(found()), "The ablation's best holds")
+    assert (verdict, ours.seeds, ours.mean) == ("cannot be told", (11, 12), pytest.approx(0.225))
+    assert "test set? Cannot be told." in lead(found())
+    assert told(claims(found()), "QARe helps")[0][0] == "no runs yet", "what is for choosing answers nothing"
