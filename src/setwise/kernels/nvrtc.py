@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from setwise.checks import see
+from setwise.kernels.stored import stored
 
 T = TypeVar("T")
 
@@ -113,8 +114,10 @@ def compile_kernel(
         text += resources.files("setwise.kernels").joinpath(file).read_text()
     torch.cuda.synchronize()  # binds the device's context to this thread, where nothing has yet; loading needs one
     # Private in torch 2.11 and 2.13, and the only way to NVRTC without a build step; hence Any.
-    compiler: Any = torch.cuda._compile_kernel
-    return Kernel(compiler(text, name), shared_bytes)
+    tools: Any = torch.cuda._utils
+    made_for = (torch.__version__, torch.version.cuda, *torch.cuda.get_device_capability())
+    binary, inside = stored(repr((text, name, made_for)), lambda: tools._nvrtc_compile(text, name))
+    return Kernel(tools._cuda_load_module(binary, [inside])[inside], shared_bytes)
 
 
 def or_none(make: Callable[[], T], what: str, instead: str, device: torch.device) -> T | None:
@@ -128,7 +131,13 @@ def or_none(make: Callable[[], T], what: str, instead: str, device: torch.device
     try:
         with torch.cuda.device(device):
             return make()
-    except (AttributeError, OSError, RuntimeError) as error:  # an older torch, no NVRTC, an unknown device
+    except (
+        AttributeError,
+        KeyError,
+        OSError,
+        RuntimeError,
+        TypeError,
+    ) as error:  # an older torch, no NVRTC, an unknown device
         warnings.warn(
             f"{instead} takes the place of {what} on {device}, which did not compile: {error}",
             RuntimeWarning,

@@ -1,0 +1,77 @@
+"""Compiled kernels are kept, and only what is whole and one's own is taken back."""
+
+import os
+
+import pytest
+
+from setwise.kernels.stored import stored
+
+
+class Compiler:
+    def __init__(self, binary: bytes = b"\x7fELF\n\x00 code") -> None:
+        self.binary, self.calls = binary, 0
+
+    def __call__(self):
+        self.calls += 1
+        return self.binary, "_Z3addPf"
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    folder = tmp_path / "kernels"
+    monkeypatch.setenv("SETWISE_KERNELS", str(folder))
+    return folder
+
+
+def test_a_kernel_is_compiled_once(place):
+    compiler = Compiler()
+    first, again = stored("source, sm_90", compiler), stored("source, sm_90", compiler)
+    assert first == again == (compiler.binary, "_Z3addPf")
+    assert compiler.calls == 1
+    stored("source, sm_100", compiler)
+    assert compiler.calls == 2
+    assert len(list(place.iterdir())) == 2
+    assert place.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("damage", [b"", b"short", b"\n\n", bytes(100), b"a\nb\nc"])
+def test_a_damaged_file_is_compiled_anew(place, damage):
+    compiler = Compiler()
+    stored("key", compiler)
+    (file,) = place.iterdir()
+    whole = file.read_bytes()
+    for text in (damage, whole[:-1], whole + b"x", whole.replace(b"_Z3", b"_Z4")):
+        file.write_bytes(text)
+        assert stored("key", compiler) == (compiler.binary, "_Z3addPf")
+        assert file.read_bytes() == whole
+    assert compiler.calls == 5
+
+
+def test_what_others_could_have_written_is_not_taken(place):
+    compiler = Compiler()
+    stored("key", compiler)
+    (file,) = place.iterdir()
+    for path in (file, place):
+        usual = path.stat().st_mode
+        path.chmod(usual | 0o020)
+        stored("key", compiler)
+        path.chmod(usual)
+    assert compiler.calls == 3
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="only root can give a file away")
+def test_anothers_file_is_not_taken(place):
+    compiler = Compiler()
+    stored("key", compiler)
+    (file,) = place.iterdir()
+    os.chown(file, 12345, -1)
+    stored("key", compiler)
+    assert compiler.calls == 2
+
+
+def test_where_nothing_can_be_written_it_works_all_the_same(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("SETWISE_KERNELS", str(tmp_path / "file" / "below"))
+    compiler = Compiler()
+    assert stored("key", compiler) == stored("key", compiler) == (compiler.binary, "_Z3addPf")
+    assert compiler.calls == 2
