@@ -245,7 +245,7 @@ def _trainer(command: str, name: str) -> Callable[..., None]:
 @app.command(name="reproduce")
 def reproduce_table(
     table: Annotated[
-        Literal["table1", "table2", "table3", "fig-beta", "fig-time", "ablation"],
+        Literal["table1", "table2", "table3", "fig-beta", "fig-time", "ablation", "confirm", "shortfall"],
         tyro.conf.Positional,
         tyro.conf.arg(help="what of the paper"),
     ],
@@ -267,7 +267,7 @@ def reproduce_table(
 
     if table == "fig-time":
         return _fig_time(results, scratch, device, dry_run)
-    jobs = _told(lambda: expand(table, data=data, seeds=seeds, only=only, instances=instances))
+    jobs = _told(lambda: expand(table, data=data, seeds=seeds, only=only, instances=instances, results=results))
     missing = [job for job in jobs if not job.record(results).exists()]
     if dry_run:
         for job in missing:

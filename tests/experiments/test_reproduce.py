@@ -53,6 +53,35 @@ def test_the_other_tables_and_the_time_they_take(tmp_path):
     assert estimate(expand("table2", data="cifar10", only=("conv4-random",)), tmp_path) == 0
 
 
+def test_the_best_of_an_ablation_is_confirmed_on_fresh_seeds(tmp_path, keep):
+    name = "released/cifar10-conv4-simclr"
+    with pytest.raises(ValueError, match="expected records of `setwise reproduce ablation` below .*, got none"):
+        expand("confirm", results=tmp_path / "results")
+    gains = {"": 0.0, "mean": 0.03, "cold": -0.1, "gap": 0.02, "noshift": 0.01}
+    for word, gain in gains.items():
+        changes = {"loss": f"ablation/simclr-{word}"} if word else {}
+        changes |= {"beta": 10.0} if word in ("gap", "noshift") else {}
+        for seed in (1, 2):
+            final = {"probe_accuracy": 0.5 + gain + seed / 1000}
+            keep(name, seed, final, variant=f"validation-{word}", validation=5000, **changes)
+    jobs = expand("confirm", seeds=(1, 2), results=tmp_path / "results")
+    found = {(job.recipe.encoder, job.recipe.loss, job.recipe.beta) for job in jobs}
+    losses = {("released/simclr", None), ("ablation/simclr-mean", None), ("ablation/simclr-gap", 10.0)}
+    assert found == {(encoder, *loss) for encoder in ("conv4", "resnet32") for loss in losses}
+    assert {job.seed for job in jobs} == {11, 12}
+    assert {job.recipe.validation for job in jobs} == {0}
+    assert len({job.record(tmp_path) for job in jobs}) == len(jobs) == 12
+
+
+def test_what_could_keep_resnet32_below_the_paper():
+    jobs = expand("shortfall", seeds=(1,))
+    plain = find("released/cifar10-resnet32-simclr")
+    assert jobs[0].recipe == plain
+    for job in jobs[1:]:
+        different = [key for key, value in job.recipe.as_json().items() if value != plain.as_json()[key]]
+        assert different in (["loss"], ["initial"], ["drop_last"], ["views"], ["epochs"], ["epochs", "precision"])
+
+
 def test_choosing_on_a_part_of_the_training_set():
     kept = replace(find("released/digits-conv4-simclr"), validation=100)
     train, test = splits(kept, None)

@@ -19,7 +19,7 @@ from setwise.experiments.tables import (
     Table,
     ablation_answer,
     ablation_table,
-    best_of,
+    bests_of,
     classification_table,
     matching_table,
     overview,
@@ -275,7 +275,7 @@ def test_the_ablation_in_words_the_best_first(tmp_path, keep):
     expected = ttest_1samp([2.0 - least / 100, 2.2 - least / 100], 0).confidence_interval(0.95)
     assert (table.rows[1][4].low, table.rows[1][4].high) == pytest.approx((expected.low, expected.high))
     assert table.rows[-1][0] == "temperature 0.05"
-    row, difference = best_of(group)
+    ((row, difference),) = bests_of(group)  # the best has a set-level term
     assert (row.loss, difference) == ("ablation/simclr-noshift", table.rows[1][4])
     assert f"the best on validation of {len(labels) - 1} is SimCLR + QARe without the +1 shift, weight {least:g}, " in (
         ablation_answer(group)
@@ -291,7 +291,7 @@ def test_an_ablation_of_one_seed_names_no_best(tmp_path, keep):
     first, second = groups(collect(tmp_path)[0])
     assert second.title.endswith("validation images"), "the other one is of 4 epochs"
     assert first.title.endswith("validation images (epochs 4)")
-    assert best_of(first) is best_of(second) is None
+    assert bests_of(first) == bests_of(second) == []
     assert ablation_answer(second).endswith("nothing yet with two seeds beside the plain loss.")
 
 

@@ -9,7 +9,7 @@ from setwise.experiments.figures import sweeps
 from setwise.experiments.paper_numbers import SAFE_WEIGHTS, word
 from setwise.experiments.spectra import by_seed, last_look
 from setwise.experiments.statistics import MeanStd, PairedDifference, mean_std, paired_difference
-from setwise.experiments.tables import Cell, Table, best_of, is_ablation, paper_number
+from setwise.experiments.tables import Cell, Table, bests_of, is_ablation, paper_number
 
 VERDICTS = {"above": "yes", "around": "cannot be told", "below": "no", "unknown": "one seed only"}
 NO_RUNS, UNCONFIRMED = "no runs yet", "seen on validation only"
@@ -150,21 +150,20 @@ def _reached(both: Collection[PairedDifference]) -> str:
 def _best_holds(found: Sequence[Group]) -> list[Found]:
     """The best on validation of each ablation, on the test set and with seeds that it was not chosen by."""
     rows: list[Found] = []
-    for group in filter(is_ablation, found):
-        if (best := best_of(group)) is None:
-            continue
-        row, chosen_by = best
-        loss = _loss(row)
-        difference = None
-        for other in _probed(found):
-            if (other.form, other.data, other.encoder) == (group.form, group.data, group.encoder):
-                for candidate in (one for one in other.rows if one.runs and _loss(one) == loss):
-                    seen = {run.seed for run in group.runs}
-                    fresh = {s: v for s, v in candidate.values("probe_accuracy").items() if s not in seen}
-                    plain = other.plain(row.base).values("probe_accuracy")
-                    difference = difference or paired_difference(fresh, plain)
-        where = f"{row.label}: {word(group.data)}, {word(group.encoder)}, {group.form}"
-        rows.append((where, None, difference or chosen_by, VERDICTS[difference.side] if difference else UNCONFIRMED))
+    for group, (row, chosen_by) in ((g, best) for g in filter(is_ablation, found) for best in bests_of(g)):
+        seen = {run.seed for run in group.runs}
+        for encoder in BOTH:
+            difference = None
+            for other in _probed(found):
+                if (other.form, other.data, other.encoder, other.changed) == (group.form, group.data, encoder, ""):
+                    for candidate in (one for one in other.rows if one.runs and _loss(one) == _loss(row)):
+                        fresh = {s: v for s, v in candidate.values("probe_accuracy").items() if s not in seen}
+                        plain = other.plain(row.base).values("probe_accuracy")
+                        difference = difference or paired_difference(fresh, plain)
+            where = f"{row.label}: {word(group.data)}, {word(encoder)}, {group.form}"
+            if difference or encoder == group.encoder:
+                verdict = VERDICTS[difference.side] if difference else UNCONFIRMED
+                rows.append((where, None, difference or chosen_by, verdict))
     return rows
 
 

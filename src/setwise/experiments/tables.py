@@ -155,22 +155,25 @@ def ranked(group: Group) -> list[tuple[Row, PairedDifference | None]]:
     return sorted(found, key=lambda pair: -math.inf if pair[1] is None else -pair[1].mean)
 
 
-def best_of(group: Group) -> tuple[Row, PairedDifference] | None:
-    """The row of an ablation with the greatest difference that has an interval; None where there is none."""
-    found = ((row, d) for row, d in ranked(group) if d is not None and d.low is not None)
-    return next(found, None)
+def bests_of(group: Group) -> list[tuple[Row, PairedDifference]]:
+    """Of an ablation's rows with an interval the one of the greatest difference, and that among set-level terms."""
+    found = [(row, d) for row, d in ranked(group) if d is not None and d.low is not None]
+    bests = [*found[:1], *[(row, d) for row, d in found if row.weight is not None][:1]]
+    return bests if len(bests) == 2 and bests[0][0] is not bests[1][0] else bests[:1]
 
 
 def ablation_answer(group: Group) -> str:
     """The best on validation in a sentence, and what it is worth."""
-    best = best_of(group)
-    if best is None:
+    bests = bests_of(group)
+    if not bests:
         return f"{group.title}: nothing yet with two seeds beside the plain loss."
-    row, difference = best
+    row, difference = bests[0]
     tried = sum(1 for _, d in ranked(group) if d is not None)
+    also = "".join(f"; of those with a set-level term {other.label}, {shown(d)}" for other, d in bests[1:])
     return (
         f"{group.title}: the best on validation of {tried} is {row.label}, {shown(difference)} points to the plain "
-        "loss. The best of many is too good by selection: it has to be confirmed once, on fresh seeds and the test set."
+        f"loss{also}. The best of many is too good by selection: it has to be confirmed once, on fresh seeds and the "
+        "test set (`setwise reproduce confirm`)."
     )
 
 
