@@ -25,7 +25,7 @@ STYLE = """
 --link:#79b8ff;--c0:#4fa8e8;--c1:#f08040;--c2:#2bbd94;--c3:#e093c0;--c4:#e69f00;--c5:#8ccbf2;--c6:#aab4be;--c7:#f0e442}}
 *{box-sizing:border-box}
 body{margin:0;background:var(--page);color:var(--ink);font:1rem/1.55 system-ui,sans-serif;overflow-wrap:break-word}
-main{max-width:62rem;margin:0 auto;padding:2rem 1rem 4rem}
+main{max-width:78rem;margin:0 auto;padding:2rem 1rem 4rem}
 h1{font-size:1.7rem;line-height:1.2;margin:0 0 .6rem}
 h2{font-size:1.25rem;line-height:1.3;margin:2.4rem 0 .6rem}
 p{max-width:44rem;margin:.6rem 0}

@@ -31,7 +31,8 @@ _PLAIN: dict[str, Callable[[], nn.Module]] = {
     "paper/sparseclr": lambda: SparseCLR(margin=1.0, candidates="cross"),
     "paper/matching-triplet": lambda: TripletMargin(margin=0.5),
     "paper/matching-infonce": lambda: InfoNCE(temperature=0.05, similarity="euclidean"),
-    "paper/matching-nt-logistic": lambda: NTLogistic(temperature=0.05, similarity="euclidean"),
+    # The paper has no formula; of six forms this one matches best (results/nt-logistic.json, on digits).
+    "paper/matching-nt-logistic": lambda: NTLogistic(temperature=0.05, similarity="euclidean", negatives="sum"),
     "paper/matching-sparseclr": lambda: SparseCLR(margin=1.0, candidates="cross", similarity="euclidean"),
     "released/simclr": lambda: NTXent(temperature=0.5, reduction="log-mean"),
     "released/sparseclr": lambda: SparseCLR(margin=1.0, candidates="all"),
