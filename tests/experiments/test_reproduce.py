@@ -51,6 +51,8 @@ def test_the_other_tables_and_the_time_they_take(tmp_path):
     (tmp_path / "bench-step-x.json").write_text('{"encoders": {"conv4": {"batch": 128, "setwise_ms": 0.5}}}')
     assert estimate(jobs, tmp_path) == pytest.approx(4 * 200 * 391 * 0.5e-3)
     assert estimate(expand("table2", data="cifar10", only=("conv4-random",)), tmp_path) == 0
+    tiny = expand("table2", data="tiny-imagenet", seeds=(1,), only=("conv4-simclr",))
+    assert estimate(tiny, tmp_path) == pytest.approx(4 * 4 * 200 * 782 * 0.5e-3)
 
 
 def test_the_best_of_an_ablation_is_confirmed_on_fresh_seeds(tmp_path, keep):

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from setwise import encoders, methods
+from setwise.data import ImageSet
 from setwise.losses.presets import presets
 from setwise.recipe import METHODS, Recipe
 from setwise.training.engine import Engine
@@ -173,6 +174,25 @@ def test_a_captured_step_equals_one_that_is_not(digits, method):
     assert (found[0][0] - found[1][0]).abs().mean() < 2e-4
     for name, value in found[0][1].items():
         assert value == pytest.approx(found[1][1][name], rel=0.02)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("encoder", "side"), [("conv4", 64), ("resnet32", 64), ("resnet18", 64), ("conv4", 28)])
+def test_images_of_other_sizes(encoder, side):
+    """tiny-ImageNet's, and one that our own convolutions do not take."""
+    pixels = torch.randint(0, 256, (300, 3, side, side), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    data = ImageSet(
+        "noise", "train", pixels, torch.arange(300) % 200, tuple(map(str, range(200))), (0.5,) * 3, (0.25,) * 3
+    )
+    recipe = Recipe(method="simclr", encoder=encoder, loss="paper/simclr-qare", beta=0.5, epochs=1, batch=128)
+    found = []
+    for capture in (True, False):
+        engine = Engine(recipe, data, seed=1, device=torch.device("cuda"), capture=capture)
+        engine.begin(0)
+        for _ in range(engine.steps):
+            engine.step()
+        found.append(engine.means()["loss"])
+    assert found[0] == pytest.approx(found[1], rel=0.02)
 
 
 @pytest.mark.gpu

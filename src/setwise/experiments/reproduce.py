@@ -229,14 +229,14 @@ def expand(
     return sorted(jobs, key=lambda job: job.seed)
 
 
-# Training images of the data sets that recipes name.
-IMAGES = {"digits": 1297, "cifar10": 50_000, "cifar100": 50_000, "tiny-imagenet": 100_000}
+# Training images of the data sets that recipes name, and how many times the pixels of CIFAR's they have.
+IMAGES = {"digits": (1297, 1), "cifar10": (50_000, 1), "cifar100": (50_000, 1), "tiny-imagenet": (100_000, 4)}
 
 
 def estimate(jobs: Sequence[Job], results: Path) -> float | None:
     """Seconds that the training of ``jobs`` takes one after the other, from the step times that ``results`` holds.
 
-    None where a step of such images, encoder and batch was not measured (``setwise bench step`` does).
+    Those are of 32 x 32 pixels; larger images take as many times longer as they have pixels. None where a step of such images, encoder and batch was not measured (``setwise bench step`` does).
     """
     measured: dict[tuple[str, int], float] = {}
     for path in sorted(results.glob("bench-step*.json")):
@@ -247,10 +247,10 @@ def estimate(jobs: Sequence[Job], results: Path) -> float | None:
         if not job.recipe.epochs:
             continue
         it = job.recipe
-        images = IMAGES.get(it.data)
-        if it.method == "matching" or images is None or (it.encoder, it.batch) not in measured:
+        if it.method == "matching" or it.data not in IMAGES or (it.encoder, it.batch) not in measured:
             return None
-        total += it.epochs * -(-(images - it.validation) // it.batch) * measured[it.encoder, it.batch] / 1e3
+        images, pixels = IMAGES[it.data]
+        total += pixels * it.epochs * -(-(images - it.validation) // it.batch) * measured[it.encoder, it.batch] / 1e3
     return total
 
 
