@@ -236,7 +236,8 @@ IMAGES = {"digits": (1297, 1), "cifar10": (50_000, 1), "cifar100": (50_000, 1), 
 def estimate(jobs: Sequence[Job], results: Path) -> float | None:
     """Seconds that the training of ``jobs`` takes one after the other, from the step times that ``results`` holds.
 
-    Those are of 32 x 32 pixels; larger images take as many times longer as they have pixels. None where a step of such images, encoder and batch was not measured (``setwise bench step`` does).
+    Those are of 32 x 32 pixels; larger images take as many times longer as they have pixels. None where a step of
+    such an encoder and batch was not measured (``setwise bench step`` does).
     """
     measured: dict[tuple[str, int], float] = {}
     for path in sorted(results.glob("bench-step*.json")):
