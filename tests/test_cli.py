@@ -148,3 +148,8 @@ def test_data_preview_draws_images_beside_their_views(tmp_path, capsys):
         assert len(sheet.getcolors(2**24)) > 10
     with pytest.raises(SystemExit, match="expected .*cifar10.*fetch"):
         main(["data", "preview", "cifar10", "--root", str(tmp_path)])
+
+
+def test_nothing_to_reproduce_is_told():
+    with pytest.raises(SystemExit, match="expected what to reproduce, got nothing"):
+        main(["reproduce"])

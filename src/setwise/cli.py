@@ -244,8 +244,8 @@ def _trainer(command: str, name: str) -> Callable[..., None]:
 
 @app.command(name="reproduce")
 def reproduce_table(
-    table: Annotated[
-        Literal["table1", "table2", "table3", "fig-beta", "fig-time", "ablation", "confirm", "shortfall"],
+    tables: Annotated[
+        tuple[Literal["table1", "table2", "table3", "fig-beta", "fig-time", "ablation", "confirm", "shortfall"], ...],
         tyro.conf.Positional,
         tyro.conf.arg(help="what of the paper"),
     ],
@@ -261,13 +261,18 @@ def reproduce_table(
     forget: Annotated[bool, tyro.conf.arg(help="remove a run's checkpoint once its record is there")] = False,
     dry_run: Annotated[bool, tyro.conf.arg(help="list the runs, run nothing")] = False,
 ) -> None:
-    """Make the runs of a table of the paper: those whose records are missing, several at once; safe to interrupt."""
+    """Make the runs of tables of the paper: those whose records are missing, several at once; safe to interrupt."""
     from setwise.experiments.reproduce import estimate, expand, reproduce
     from setwise.experiments.runs import choose_device
 
-    if table == "fig-time":
-        return _fig_time(results, scratch, device, dry_run)
-    jobs = _told(lambda: expand(table, data=data, seeds=seeds, only=only, instances=instances, results=results))
+    if not tables:
+        sys.exit("setwise: expected what to reproduce, got nothing; `setwise reproduce table1`")
+    if "fig-time" in tables:
+        _fig_time(results, scratch, device, dry_run)
+    runs = [table for table in tables if table != "fig-time"]
+    if not runs:
+        return
+    jobs = _told(lambda: expand(runs, data=data, seeds=seeds, only=only, instances=instances, results=results))
     missing = [job for job in jobs if not job.record(results).exists()]
     if dry_run:
         for job in missing:

@@ -46,6 +46,12 @@ def test_the_other_tables_and_the_time_they_take(tmp_path):
     assert len(beta) == 2 * 16 * 3
     for job in expand("ablation", data="cifar10"):
         assert (job.recipe.validation, job.recipe.encoder) == (5000, "conv4")
+    both = expand(("table2", "table3"), data="cifar10")
+    assert {job.name for job in both} == names
+    assert len(both) == 3 * len(names), "what two tables share is run once"
+    assert [job.seed for job in both[: 3 * 28]] == [1] * 28 + [2] * 28 + [3] * 28, "the first table first"
+    with pytest.raises(ValueError, match="expected runs with 'conv5' in their name, got none"):
+        expand("table2", only=("conv4", "conv5"))
     jobs = expand("table2", data="cifar10", seeds=(1,), only=("conv4-simclr",))
     assert estimate(jobs, tmp_path) is None
     (tmp_path / "bench-step-x.json").write_text('{"encoders": {"conv4": {"batch": 128, "setwise_ms": 0.5}}}')

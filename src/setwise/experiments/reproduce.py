@@ -208,7 +208,7 @@ TABLES: dict[str, Callable[[Asked], list[Job]]] = {
 
 
 def expand(
-    table: str,
+    tables: str | Sequence[str],
     *,
     data: str = "cifar10",
     seeds: Sequence[int] = (1, 2, 3),
@@ -216,17 +216,19 @@ def expand(
     instances: int | None = None,
     results: Path = Path("results"),
 ) -> list[Job]:
-    """The runs of a table, a whole table of one seed first; ``only`` keeps those with one of these in their name.
+    """The runs of one table or of several, a whole table of one seed first; ``only`` keeps those it finds in names.
 
     The name is ``RECIPE/VARIANT/``, so that "simclr/" does not find simclr-qare.
     """
-    check_option(table, tuple(TABLES), "the table")
-    jobs = TABLES[table](Asked(data, seeds, instances, results))
+    found: dict[Path, Job] = {}
+    for table in [tables] if isinstance(tables, str) else tables:
+        check_option(table, tuple(TABLES), "the table")
+        jobs = TABLES[table](Asked(data, seeds, instances, results))
+        found |= {job.record(results): job for job in sorted(jobs, key=lambda job: job.seed)}
     for words in only:
-        if not any(words in job.words for job in jobs):
-            raise ValueError(f"expected runs with {words!r} in their name, got none in {table}")
-    jobs = [job for job in jobs if not only or any(words in job.words for words in only)]
-    return sorted(jobs, key=lambda job: job.seed)
+        if not any(words in job.words for job in found.values()):
+            raise ValueError(f"expected runs with {words!r} in their name, got none in {tables}")
+    return [job for job in found.values() if not only or any(words in job.words for words in only)]
 
 
 # Training images of the data sets that recipes name, and how many times the pixels of CIFAR's they have.
