@@ -153,3 +153,14 @@ def test_data_preview_draws_images_beside_their_views(tmp_path, capsys):
 def test_nothing_to_reproduce_is_told():
     with pytest.raises(SystemExit, match="expected what to reproduce, got nothing"):
         main(["reproduce"])
+
+
+@pytest.mark.parametrize("seeds", [["--seeds", "1,2"], ["--seeds", "1", "2"], ["--seeds", "1,2,"]])
+def test_lists_with_commas_or_without(tmp_path, capsys, seeds):
+    words = ["reproduce", "table3", "--dry-run", "--results", str(tmp_path / "a,b"), *seeds]
+    if seeds[-1].endswith(","):
+        with pytest.raises(SystemExit):
+            main(words)
+        return
+    main([*words, "--only", "released/cifar10-conv4-simclr/,paper/cifar10-conv4-simclr/"])
+    assert capsys.readouterr().out.count("a,b/runs/") == 4

@@ -13,6 +13,7 @@ import tyro
 from tyro.extras import SubcommandApp
 
 T = TypeVar("T")
+LISTS = ("--seeds", "--only")
 START = (
     "Set-level contrastive learning.\n\n"
     "A first walk:\n"
@@ -65,10 +66,7 @@ def bench_qare(
 
 @bench.command(name="step")
 def bench_step(
-    encoders: Annotated[tuple[Literal["conv4", "resnet32", "resnet18"], ...], tyro.conf.arg(help="which")] = (
-        "conv4",
-        "resnet32",
-    ),
+    encoders: tuple[Literal["conv4", "resnet32", "resnet18"], ...] = ("conv4", "resnet32"),
     device: Device = "auto",
     out: Annotated[Path, tyro.conf.arg(help="folder for the JSON file")] = Path("out"),
     seconds: Annotated[float, tyro.conf.arg(help="time to spend on each measurement")] = 3.0,
@@ -305,10 +303,8 @@ def _fig_time(results: Path, scratch: Path, device: str, dry_run: bool) -> None:
 
     path = time_record(results, _told(lambda: choose_device(device)))
     if dry_run or path.exists():
-        print(
-            f"0 of 1 measurements to make, {path} is there" if path.exists() else f"{path}\n1 of 1 measurements to make"
-        )
-        return
+        there = f"0 of 1 measurements to make, {path} is there"
+        return print(there if path.exists() else f"{path}\n1 of 1 measurements to make")
     folder = scratch / "fig-time"
     bench_qare(device=device, out=folder)
     write_text(path, (folder / "bench-qare.json").read_text())
@@ -410,7 +406,16 @@ def main(args: list[str] | None = None) -> None:
     args = sys.argv[1:] if args is None else args
     if args and args[0] in DEFAULT_RECIPE:
         return _train(args[0], args[1:])
-    app.cli(prog="setwise", description=START, args=args)
+    app.cli(prog="setwise", description=START, args=_spread(args))
+
+
+def _spread(args: list[str]) -> list[str]:
+    """``--seeds 1,2,3`` as ``--seeds 1 2 3``, and likewise ``--only``."""
+    spread, option = [], ""
+    for word in args:
+        option = word if word.startswith("--") else option
+        spread += word.split(",") if option in LISTS else [word]
+    return spread
 
 
 if __name__ == "__main__":
