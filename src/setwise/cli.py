@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -279,17 +280,8 @@ def reproduce_table(
         took = f", {seconds / 60:.0f} minutes of training one after the other" if seconds is not None else ""
         print(f"{len(missing)} of {len(jobs)} runs to make{took}")
         return
-    left = _told(
-        lambda: reproduce(
-            jobs,
-            results=results,
-            scratch=scratch,
-            device=choose_device(device),
-            root=root,
-            at_once=at_once,
-            forget=forget,
-        )
-    )
+    make = partial(reproduce, jobs, results=results, scratch=scratch, root=root, at_once=at_once, forget=forget)
+    left = _told(lambda: make(device=choose_device(device)))
     print(f"{len(jobs) - left} of {len(jobs)} records in {results}")
     if left:
         sys.exit(1)
