@@ -19,6 +19,7 @@ LOSSES = {
     "qare": sw.QARe(),
     "qare-gap": sw.QARe(reference="truth"),
     "qare-best": sw.QARe(bound="best"),
+    "qare-center": sw.QARe(center=True),
     "qare-released": sw.QARe(clamp=1e-8, normalization="n(n-1)"),
     "qare-euclidean-topk": sw.QARe(similarity="euclidean", spectrum="topk", k=4),
     "set": sw.SetContrastive(sw.NTXent(), beta=0.5),

@@ -25,6 +25,8 @@ LOSSES = {
     "sparse-clr-cross": lambda: sw.SparseCLR(candidates="cross"),
     "qare": lambda: sw.QARe(),
     "qare-gap": lambda: sw.QARe(reference="truth"),
+    "qare-center": lambda: sw.QARe(center=True),
+    "qare-center-projection": lambda: sw.QARe(center=True, bound="projection"),
     "qare-no-shift": lambda: sw.QARe(shift=0.0),
     "qare-projection": lambda: sw.QARe(bound="projection"),
     "qare-euclidean": lambda: sw.QARe(similarity="euclidean"),

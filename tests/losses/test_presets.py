@@ -15,7 +15,9 @@ def make(name: str) -> torch.nn.Module:
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_name_gives_a_finite_loss(views, name):
     z_a, z_b = views(6, 4)
-    loss = make(name)(z_a, z_b)
+    module = make(name)
+    features = [(z_a.square(), z_b.square())] if getattr(module, "on", None) == "features" else []
+    loss = module(z_a, z_b, *features)
     loss.backward()
     assert loss.isfinite()
     assert z_a.grad.isfinite().all()
@@ -115,12 +117,20 @@ def test_ablations_change_one_thing(views):
         "noshift": both(a, b),
         "projection": (inner + 2 / 6 * sums[0] @ sums[1] - sums[0].sum() * sums[1].sum() / 36) / 30,
         "gap": both(1 + a, 1 + b) - ((1 + a) * (1 + b)).sum() / 30,
+        "center": both(*(1 + c @ c.T for c in (F.normalize(z - z.mean(0)) for z in (z_a, z_b)))),
         "frobenius": (1 + a).norm() * (1 + b).norm() / 36,
         "control": 0.5 * (a - b).square().mean(),
     }
     for name, term in expected.items():
         found = sw.presets(f"ablation/simclr-{name}", beta=2.0)(z_a, z_b)
         torch.testing.assert_close(found, base(z_a, z_b) + 2 * term)
+    on_features = sw.presets("ablation/simclr-features", beta=2.0)
+    found = on_features(torch.cos(z_a), torch.sin(z_b), (z_a, z_b))
+    torch.testing.assert_close(found, base(torch.cos(z_a), torch.sin(z_b)) + 2 * expected["center"])
+    with pytest.raises(ValueError, match=r'expected features .* for on="features" and only there, got none'):
+        on_features(z_a, z_b)
+    with pytest.raises(ValueError, match=r"only there, got some, on='embeddings'"):
+        sw.presets("ablation/simclr-qare", beta=2.0)(z_a, z_b, (z_a, z_b))
 
 
 def test_set_contrastive(views):

@@ -85,6 +85,18 @@ def test_gradient(views, similarity, bound, reference, n, e):
     assert torch.autograd.gradcheck(loss, views(n, e, seed=1))
 
 
+@pytest.mark.parametrize("options", [{}, {"spectrum": "dense"}, {"bound": "projection"}, {"reference": "truth"}])
+def test_about_the_mean(views, options):
+    z_a, z_b = (z.detach() + 5 for z in views(9, 4))
+    expected = sw.functional.qare(*(z - z.mean(0) for z in (z_a, z_b)), **options)
+    torch.testing.assert_close(sw.functional.qare(z_a, z_b, center=True, **options), expected)
+    moved = sw.functional.qare(z_a - 3, z_b + 1, center=True, **options)
+    torch.testing.assert_close(moved, expected, msg="where the sets lie says nothing")
+    assert (sw.functional.qare(z_a, z_b, **options) - expected).abs() > 0.01
+    leaves = [z.clone().requires_grad_() for z in (z_a, z_b)]
+    assert torch.autograd.gradcheck(lambda a, b: sw.functional.qare(a, b, center=True, **options), leaves)
+
+
 def test_normalisations(views):
     z_a, z_b = views(8, 4)
     value = sw.QARe(normalization="none")(z_a, z_b)

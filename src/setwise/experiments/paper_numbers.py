@@ -75,6 +75,8 @@ WORDS = {
     "ablation/simclr-noshift": "QARe without the +1 shift",
     "ablation/simclr-projection": "projection bound",
     "ablation/simclr-gap": "alignment gap",
+    "ablation/simclr-center": "QARe about the mean",
+    "ablation/simclr-features": "QARe of features about their mean",
     "ablation/simclr-frobenius": "Frobenius control",
     "ablation/simclr-control": "structural difference",
 }

@@ -236,6 +236,7 @@ class QARe(_Loss):
         normalization: Literal["n2", "n(n-1)", "none"] = "n2",
         shift: float | None = None,
         clamp: float | None = None,
+        center: bool = False,
     ) -> None:
         check_qare_options(similarity, bound, spectrum, k, reference, normalization, shift, clamp)
         super().__init__(
@@ -247,6 +248,7 @@ class QARe(_Loss):
             normalization=normalization,
             shift=shift,
             clamp=clamp,
+            center=center,
             peers=None,
         )
 
@@ -264,7 +266,8 @@ class SetContrastive(nn.Module):
     """A pairwise loss and a set-level regulariser: alpha · pairwise + beta · regulariser, Algorithms 1 and 2.
 
     ``pairwise`` is any ``loss(z_a, z_b)``. The regulariser is by default the ``QARe`` of its similarity, cosine where
-    it does not say.
+    it does not say. With ``on="features"`` it sees other vectors of the same items than the pairwise loss does, such as
+    an encoder's features before the head: ``loss(z_a, z_b, (h_a, h_b))``.
 
     Examples:
         >>> loss = sw.SetContrastive(sw.InfoNCE(temperature=0.5), beta=0.5)  # pairwise + 0.5 · QARe
@@ -275,14 +278,21 @@ class SetContrastive(nn.Module):
     """
 
     def __init__(
-        self, pairwise: nn.Module, beta: float = 0.5, regularizer: nn.Module | None = None, *, alpha: float = 1.0
+        self,
+        pairwise: nn.Module,
+        beta: float = 0.5,
+        regularizer: nn.Module | None = None,
+        *,
+        alpha: float = 1.0,
+        on: Literal["embeddings", "features"] = "embeddings",
     ) -> None:
         super().__init__()
         check_number(alpha, "alpha", least=0)
         check_number(beta, "beta", least=0)
+        check_option(on, ("embeddings", "features"), "on")
         self.pairwise = pairwise
         self.regularizer = regularizer or QARe(similarity=getattr(pairwise, "similarity", "cosine"))
-        self.alpha, self.beta = alpha, beta
+        self.alpha, self.beta, self.on = alpha, beta, on
 
     @classmethod
     def convex(cls, pairwise: nn.Module, beta: float, regularizer: nn.Module | None = None) -> SetContrastive:
@@ -294,15 +304,21 @@ class SetContrastive(nn.Module):
             )
         return cls(pairwise, beta, regularizer, alpha=1 - beta)
 
-    def terms(self, z_a: Tensor, z_b: Tensor) -> dict[str, Tensor]:
+    def terms(self, z_a: Tensor, z_b: Tensor, features: tuple[Tensor, Tensor] | None = None) -> dict[str, Tensor]:
         """The loss and its two parts before weighting, for logging: "loss", "pairwise", "regularizer".
 
         On a GPU the two parts run side by side: QARe's eigenvalues keep two of its many cores busy.
         """
+        if (features is None) == (self.on == "features"):
+            got = "none" if features is None else "some"
+            raise ValueError(
+                f'expected features (h_a, h_b) for on="features" and only there, got {got}, on={self.on!r}'
+            )
+        sets = (z_a, z_b) if features is None else features
         if isinstance(z_a, Tensor) and z_a.is_cuda and not torch.compiler.is_compiling():
             here, side = torch.cuda.current_stream(z_a.device), _side_stream(z_a.device)
-            # Views taken here, so that gradients come back to this stream also where z_a and z_b are leaves.
-            views = z_a.view_as(z_a), z_b.view_as(z_b)
+            # Views taken here, so that gradients come back to this stream also where these are leaves.
+            views = [x.view_as(x) for x in sets]
             side.wait_stream(here)
             with torch.cuda.stream(side):
                 regularizer = self.regularizer(*views)
@@ -310,14 +326,14 @@ class SetContrastive(nn.Module):
             here.wait_stream(side)
             regularizer.record_stream(here)
         else:
-            pairwise, regularizer = self.pairwise(z_a, z_b), self.regularizer(z_a, z_b)
+            pairwise, regularizer = self.pairwise(z_a, z_b), self.regularizer(*sets)
         loss = self.alpha * pairwise + self.beta * regularizer
         return {"loss": loss, "pairwise": pairwise, "regularizer": regularizer}
 
-    def forward(self, z_a: Tensor, z_b: Tensor) -> Tensor:
-        """The weighted sum for two views [N, E] of the same items."""
-        return self.terms(z_a, z_b)["loss"]
+    def forward(self, z_a: Tensor, z_b: Tensor, features: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        """The weighted sum for two views [N, E] of the same items, and their features [N, F] if it is on those."""
+        return self.terms(z_a, z_b, features)["loss"]
 
     def extra_repr(self) -> str:
         """The two weights."""
-        return f"alpha={self.alpha!r}, beta={self.beta!r}"
+        return f"alpha={self.alpha!r}, beta={self.beta!r}" + (f", on={self.on!r}" if self.on == "features" else "")

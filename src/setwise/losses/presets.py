@@ -8,7 +8,8 @@
   clamped at 1e-8 from below, before the loss too, and QARe divided by N(N-1). It has no instance matching.
 - setwise: beyond the paper. Instance matching with a weighed set-level term beside the paper's pairwise losses: the
   alignment gap (``-gap``) or its eigenvalue-free control (``-control``).
-- ablation: released/simclr with one thing changed, or one set-level term beside it, unclamped.
+- ablation: released/simclr with one thing changed, or one set-level term beside it, unclamped. ``-features``: QARe of
+  the encoder's features before the head, about their mean.
 - modern: NT-Xent as today's libraries compute it; with QARe (Algorithm 2), or with the alignment gap, which is ours.
 """
 
@@ -83,6 +84,8 @@ _ABLATIONS: dict[str, Callable[[], nn.Module]] = {
     "noshift": partial(QARe, normalization="n(n-1)", shift=0.0),
     "projection": partial(QARe, normalization="n(n-1)", bound="projection"),
     "gap": partial(QARe, normalization="n(n-1)", reference="truth"),
+    "center": partial(QARe, normalization="n(n-1)", center=True),
+    "features": partial(QARe, normalization="n(n-1)", center=True),
     "frobenius": FrobeniusProduct,
     "control": StructuralDifference,
 }
@@ -126,4 +129,4 @@ def presets(name: str, *, beta: float | None = None) -> nn.Module:
             + see("how-to/choose-beta")
         )
     pairwise, term = _WEIGHED[name]()
-    return SetContrastive(pairwise, beta, term)
+    return SetContrastive(pairwise, beta, term, on="features" if name.endswith("-features") else "embeddings")

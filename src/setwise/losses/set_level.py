@@ -104,6 +104,7 @@ def qare(
     normalization: Literal["n2", "n(n-1)", "none"] = "n2",
     shift: float | None = None,
     clamp: float | None = None,
+    center: bool = False,
     peers: Peers | None = None,
 ) -> Tensor:
     r"""Quadratic assignment regularisation: the set-level term of Eq. (7) / (17), Algorithms 1 and 2.
@@ -123,8 +124,10 @@ def qare(
     eigenvalues of each end and the mean for the others (``assignment.spectrum.leading_error`` bounds the error);
     "auto" the cheapest exact one. ``shift`` is added to every similarity (default 1 for cosine, 0 for distances),
     ``clamp`` bounds them from below before that; the released code clamps at 1e-8 and divides by N(N-1), see
-    ``presets``. Value and gradient are float32 at least, also under autocast. ``peers``: over the batches of many
-    processes together, with a message that does not grow with N for cosine and the eigenvalue bound.
+    ``presets``. ``center`` takes the mean of each set off its items first, so that it is how they differ that is
+    compared: for features that lie to one side of the origin, such as those behind a ReLU. Value and gradient are
+    float32 at least, also under autocast. ``peers``: over the batches of many processes together, with a message that
+    does not grow with N for cosine and the eigenvalue bound.
 
     Examples:
         >>> spread, collapsed = torch.eye(4), torch.ones(4, 4)
@@ -147,6 +150,9 @@ def qare(
         shift = 0.0 if is_distance(similarity) else 1.0
     z = full_precision(torch.stack([z_a, z_b]))
     with torch.autocast(z.device.type, enabled=False):
+        if center:
+            mean = z.mean(1)
+            z = z - (mean if peers is None else peers.gather(mean[None]).mean(0))[:, None]
         factor = intra_factor(z, similarity=similarity, shift=shift) if spectrum in ("auto", "lowrank") else None
         if clamp is not None:
             factor = None

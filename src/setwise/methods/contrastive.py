@@ -18,8 +18,9 @@ class Contrastive(Method):
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """The loss, and its pairwise and set-level parts where it has them."""
-        z = self.head(self.encoder(batch.pair(self.views)))
-        z_a, z_b = z.chunk(2)
+        h = self.encoder(batch.pair(self.views))
+        z_a, z_b = self.head(h).chunk(2)
         if isinstance(self.loss, SetContrastive):
-            return self.loss.terms(z_a, z_b)
+            h_a, h_b = h.chunk(2)
+            return self.loss.terms(z_a, z_b, (h_a, h_b) if self.loss.on == "features" else None)
         return {"loss": self.loss(z_a, z_b)}
