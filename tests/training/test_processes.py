@@ -23,6 +23,7 @@ STEPS = 10
 RECIPES = {
     "simclr-qare": Recipe(loss="paper/simclr-qare", beta=0.5),
     "released-simclr-qare": Recipe(loss="released/simclr-qare", beta=0.5),
+    "features": Recipe(loss="ablation/simclr-features", beta=0.5),
     "sparseclr": Recipe(method="sparseclr", loss="released/sparseclr"),
     "resnet8": Recipe(loss="paper/simclr-qare", beta=0.5, encoder="resnet8"),
     "supervised": Recipe(method="supervised", optimizer="sgd", lr=0.05),
