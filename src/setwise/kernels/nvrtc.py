@@ -105,13 +105,20 @@ def _current() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
+def source(files: str | Sequence[str], defines: Mapping[str, object]) -> str:
+    """The text of ``files`` in this folder, with ``defines`` before it."""
+    texts = [
+        resources.files("setwise.kernels").joinpath(x).read_text()
+        for x in ([files] if isinstance(files, str) else files)
+    ]
+    return "".join([*(f"#define {key} {value}\n" for key, value in defines.items()), *texts])
+
+
 def compile_kernel(
     files: str | Sequence[str], name: str, defines: Mapping[str, object], shared_bytes: int = 0
 ) -> Kernel:
     """The kernel ``name`` of ``files`` in this folder, with ``defines`` before their text, for the current device."""
-    text = "".join(f"#define {key} {value}\n" for key, value in defines.items())
-    for file in [files] if isinstance(files, str) else files:
-        text += resources.files("setwise.kernels").joinpath(file).read_text()
+    text = source(files, defines)
     torch.cuda.synchronize()  # binds the device's context to this thread, where nothing has yet; loading needs one
     # Private in torch 2.11 and 2.13, and the only way to NVRTC without a build step; hence Any.
     tools: Any = torch.cuda._utils
