@@ -70,7 +70,7 @@ def convolutions():
 
 
 def others():
-    for name in ("unit_rows", "unit_rows_backward", "meeting"):
+    for name in ("unit_rows", "unit_rows_backward", "meeting", "row_losses"):
         yield ("rows.cu",), name, ()
     for n in (2, 65, LARGEST):
         yield ("jacobi.cu",), "jacobi", tuple(plan_for(n).constants().items())

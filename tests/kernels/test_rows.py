@@ -1,11 +1,19 @@
-"""Unit rows and meeting spectra: plain torch against numpy, the kernels against plain torch."""
+"""Unit rows, row losses and meeting spectra: plain torch against numpy, the kernels against plain torch."""
 
+import ctypes
+import math
+import shutil
+import subprocess
+from pathlib import Path
+
+import entmax
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from setwise.kernels.rows import meeting, unit_rows, unit_rows_backward
+from setwise.kernels.nvrtc import source
+from setwise.kernels.rows import NOWHERE, meeting, row_losses, unit_rows, unit_rows_backward
 
 
 def rows(width: int) -> Tensor:
@@ -86,3 +94,91 @@ class TestKernels:
         here, there = meeting(values.cuda(), rest.cuda(), size, largest), meeting(values, rest, size, largest)
         for got, expected in zip(here, there, strict=True):
             torch.testing.assert_close(got.cpu(), expected)
+
+
+def choice(theta, partner, itself, sparse, margin, least):
+    """Losses and gradient of rows in float64, by torch's and entmax's functions and autograd."""
+    theta = theta.double().requires_grad_()
+    scores = theta if least is None else theta.clamp_min(least)
+    scores = scores - margin * torch.nn.functional.one_hot(partner, theta.shape[1])
+    if itself is not None:
+        columns = torch.arange(theta.shape[1])
+        scores = scores.masked_fill(columns[None] == torch.arange(len(theta))[:, None] + itself, -math.inf)
+    true = scores.gather(1, partner[:, None])[:, 0]
+    if sparse:
+        p = entmax.sparsemax(scores, dim=1).detach()
+        finite = scores.masked_fill(scores.isinf(), 0.0)
+        losses = (p * finite).sum(1) - 0.5 * p.square().sum(1) + 0.5 - true
+    else:
+        losses = scores.logsumexp(1) - true
+    return losses.detach(), torch.autograd.grad(losses.sum(), theta)[0]
+
+
+CHOICES = [
+    (rows, width, itself, sparse, margin, least)
+    for rows, width in ((5, 5), (3, 33), (6, 12), (4, 255))
+    for itself in ((None, 0) if rows < 6 else (6,))
+    for sparse in (False, True)
+    for margin, least in ((0.0, None), (1.0, 0.1))
+]
+
+
+def scores_for(rows, width, itself):
+    generator = torch.Generator().manual_seed(rows * width)
+    theta = 2 * torch.rand(rows, width, generator=generator) - 1
+    theta[0] *= 20  # one choice only
+    theta[1] = 0.3  # all alike
+    partner = (torch.arange(rows) + (0 if itself is None else itself) + 1) % width
+    return theta, partner
+
+
+@pytest.fixture(scope="module")
+def on_cpu(tmp_path_factory):
+    """The kernel's own text, compiled for the CPU with a thread for each lane."""
+    if shutil.which("g++") is None:
+        pytest.skip("needs g++, none here")
+    folder = tmp_path_factory.mktemp("rows")
+    text = f'#include "{Path(__file__).parent / "warps.h"}"\n' + source("rows.cu", {})
+    text += """
+extern "C" void run(int blocks, int threads, const float* theta, const long long* partners, float* losses,
+                    float* gradient, int rows, int width, int itself, int sparse, double margin, double least) {
+    launch(row_losses, blocks, threads, theta, partners, losses, gradient, rows, width, itself, sparse, margin, least);
+}
+"""
+    (folder / "rows.cpp").write_text(text)
+    options = ["-std=c++20", "-O1", "-fPIC", "-shared", "-pthread"]
+    subprocess.run(["g++", *options, folder / "rows.cpp", "-o", folder / "rows.so"], check=True)
+    return ctypes.CDLL(str(folder / "rows.so"))
+
+
+@pytest.mark.parametrize(("rows", "width", "itself", "sparse", "margin", "least"), CHOICES)
+def test_the_text_of_row_losses_on_a_cpu(on_cpu, rows, width, itself, sparse, margin, least):
+    theta, partner = scores_for(rows, width, itself)
+    losses, gradient = torch.full((rows,), 9.0), torch.full((rows, width), 9.0)
+    pointers = [ctypes.c_void_p(x.data_ptr()) for x in (theta, partner, losses, gradient)]
+    numbers = [rows, width, NOWHERE if itself is None else itself, int(sparse)]
+    bounds = [ctypes.c_double(margin), ctypes.c_double(-math.inf if least is None else least)]
+    on_cpu.run(-(-rows // 2), 64, *pointers, *map(ctypes.c_int, numbers), *bounds)
+    expected = choice(theta, partner, itself, sparse, margin, least)
+    torch.testing.assert_close(losses.double(), expected[0], rtol=1e-5, atol=2e-6)
+    torch.testing.assert_close(gradient.double(), expected[1], rtol=1e-5, atol=2e-6)
+
+
+def test_row_losses_of_nan_are_nan_and_end(on_cpu):
+    for sparse in (0, 1):
+        theta, partner = scores_for(3, 33, None)
+        theta[2, 7] = math.nan
+        losses, gradient = torch.zeros(3), torch.zeros(3, 33)
+        pointers = [ctypes.c_void_p(x.data_ptr()) for x in (theta, partner, losses, gradient)]
+        bounds = [ctypes.c_double(0.0), ctypes.c_double(-math.inf)]
+        on_cpu.run(3, 32, *pointers, *map(ctypes.c_int, (3, 33, NOWHERE, sparse)), *bounds)
+        assert losses.isfinite().tolist() == [True, True, False]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("rows", "width", "itself", "sparse", "margin", "least"), CHOICES)
+def test_row_losses_on_a_gpu(rows, width, itself, sparse, margin, least):
+    theta, partner = scores_for(rows, width, itself)
+    found = row_losses(theta.cuda(), partner.cuda(), itself, sparse, margin, least)
+    for mine, expected in zip(found, choice(theta, partner, itself, sparse, margin, least), strict=True):
+        torch.testing.assert_close(mine.cpu().double(), expected, rtol=1e-5, atol=2e-6)

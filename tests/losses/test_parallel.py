@@ -1,7 +1,6 @@
 """Over 1, 2 and 4 real processes (gloo): value and gradient of the whole batch, DDP's averaging, message sizes."""
 
 import os
-import socket
 from pathlib import Path
 
 import pytest
@@ -47,14 +46,15 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Linear(DIMENSIONS, 5), nn.Tanh(), nn.Linear(5, DIMENSIONS)).double()
 
 
-def start(rank: int, size: int, port: int) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
+def start(rank: int, size: int, folder: str) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=size)
+    # Meeting in a file: a port that was free a moment ago may be another test's now.
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=size)
 
 
-def worker(rank: int, size: int, port: int, folder: str) -> None:
-    start(rank, size, port)
+def worker(rank: int, size: int, folder: str) -> None:
+    start(rank, size, folder)
     results = {}
     part = TOTAL // size
     for name, make in (LOSSES | WIDE).items():
@@ -75,8 +75,8 @@ def worker(rank: int, size: int, port: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
-def counting_worker(rank: int, size: int, port: int, folder: str) -> None:
-    start(rank, size, port)
+def counting_worker(rank: int, size: int, folder: str) -> None:
+    start(rank, size, folder)
     sent = []
     originals = {name: getattr(dist, name) for name in ("all_reduce", "all_gather")}
 
@@ -103,10 +103,7 @@ def counting_worker(rank: int, size: int, port: int, folder: str) -> None:
 
 
 def spawn(target, size: int, folder: Path) -> list[dict]:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    mp.spawn(target, args=(size, port, str(folder)), nprocs=size)
+    mp.spawn(target, args=(size, str(folder)), nprocs=size)
     return [torch.load(folder / f"{rank}.pt") for rank in range(size)]
 
 

@@ -1,7 +1,6 @@
 """Two processes with half the batch each are one process with all of it: losses, weights, statistics of BatchNorm."""
 
 import os
-import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -47,24 +46,18 @@ def run(name: str, processes: Processes) -> dict[str, torch.Tensor]:
     }
 
 
-def worker(rank: int, size: int, port: int, folder: str) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
+def worker(rank: int, size: int, folder: str) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=size)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=size)
     torch.save({name: run(name, Processes(rank, size)) for name in RECIPES}, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     folder = tmp_path_factory.mktemp("processes")
-    mp.spawn(worker, (2, free_port(), str(folder)), nprocs=2)
+    mp.spawn(worker, (2, str(folder)), nprocs=2)
     return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
 
 
@@ -83,15 +76,7 @@ def test_torchrun_on_the_command_line(tmp_path):
     words = ["pretrain", "--recipe", "paper/digits-conv4-simclr-qare", "--epochs", "1", "--no-evaluate"]
     words += ["--device", "cpu"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    torchrun = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node",
-        "2",
-        "--master-port",
-        str(free_port()),
-    ]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     for start, out in (([*torchrun, "-m", "setwise.cli"], "two"), ([sys.executable, "-m", "setwise.cli"], "one")):
         done = subprocess.run(
             [*start, *words, "--out", str(tmp_path / out)], env=environment, capture_output=True, text=True, timeout=120

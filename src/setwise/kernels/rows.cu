@@ -1,10 +1,17 @@
-// Three small steps of QARe that would otherwise be some forty launches.
+// Small steps of QARe and of the pairwise losses that would otherwise be some fifty launches.
 
 #define EVERY_LANE 0xffffffffu
+#define MINUS_INFINITY __int_as_float(0xff800000)
 
 __device__ __forceinline__ float warp_sum(float x) {
 #pragma unroll
     for (int mask = 16; mask > 0; mask /= 2) x += __shfl_xor_sync(EVERY_LANE, x, mask);
+    return x;
+}
+
+__device__ __forceinline__ float warp_max(float x) {
+#pragma unroll
+    for (int mask = 16; mask > 0; mask /= 2) x = fmaxf(x, __shfl_xor_sync(EVERY_LANE, x, mask));
     return x;
 }
 
@@ -19,8 +26,7 @@ extern "C" __global__ void unit_rows(const float* __restrict__ z, float* __restr
     out += static_cast<size_t>(row) * out_width;
     float largest = 0.0f;
     for (int i = lane; i < width; i += 32) largest = fmaxf(largest, fabsf(z[i]));
-#pragma unroll
-    for (int mask = 16; mask > 0; mask /= 2) largest = fmaxf(largest, __shfl_xor_sync(EVERY_LANE, largest, mask));
+    largest = warp_max(largest);
     const float divisor = largest > 0.0f ? largest : 1.0f;
     float squares = 0.0f;
     for (int i = lane; i < width; i += 32) {
@@ -86,5 +92,63 @@ extern "C" __global__ void meeting(const float* __restrict__ values, const float
     if (lane == 0) {
         rest_met[set] = rest_sum;
         if (set == 0) value[0] = product + my_rest * rest_sum;
+    }
+}
+
+// The loss of each row of scores theta [rows, width], one warp a row: the smoothed maximum minus the true partner's
+// score, and its gradient [rows, width], argmax - partner. Scores are bounded by ``least`` from below, where they have
+// no gradient then; ``margin`` is taken off the partner's; column row + itself is left out.
+// sparse = 0: log-sum-exp, softmax. sparse = 1: sparsemax. Its threshold T, with the largest score at 0, solves
+// sum max(u - T, 0) = 1. Michelot: T of all entries, then of those above it, until they stay the same; it only rises.
+extern "C" __global__ void row_losses(const float* __restrict__ theta, const long long* __restrict__ partners,
+                                      float* __restrict__ losses, float* __restrict__ gradient, int rows, int width,
+                                      int itself, int sparse, double margin, double least) {
+    const int row = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (row >= rows) return;
+    theta += static_cast<size_t>(row) * width;
+    gradient += static_cast<size_t>(row) * width;
+    const int left_out = row + itself, partner = static_cast<int>(partners[row]);
+    const float floor = static_cast<float>(least), off = static_cast<float>(margin);
+    auto score = [&](int i) {  // a NaN stays one
+        const float x = theta[i] < floor ? floor : theta[i];
+        return i == partner ? x - off : x;
+    };
+    float largest = MINUS_INFINITY;
+    for (int i = lane; i < width; i += 32)
+        if (i != left_out) largest = fmaxf(largest, score(i));
+    largest = warp_max(largest);
+    float threshold = 0.0f, sum = 0.0f, value = 0.0f;
+    if (sparse) {
+        float before = -1.0f, count = 0.0f;
+        threshold = MINUS_INFINITY;
+        while (count != before) {
+            before = count;
+            float u_sum = 0.0f, above = 0.0f;
+            for (int i = lane; i < width; i += 32) {
+                const float u = score(i) - largest;
+                if (i != left_out && !(u <= threshold)) {
+                    u_sum += u;
+                    above += 1.0f;
+                }
+            }
+            count = warp_sum(above);
+            threshold = fmaxf(threshold, (warp_sum(u_sum) - 1.0f) / count);  // rounding must not lower it: no end
+        }
+        for (int i = lane; i < width; i += 32) {
+            const float u = score(i) - largest;
+            if (i != left_out && !(u <= threshold)) value = fmaf(u - threshold, u + threshold, value);
+        }
+        value = 0.5f * warp_sum(value) + 0.5f;
+    } else {
+        for (int i = lane; i < width; i += 32)
+            if (i != left_out) sum += expf(score(i) - largest);
+        sum = warp_sum(sum);
+        value = logf(sum);
+    }
+    if (lane == 0) losses[row] = value + (largest - score(partner));
+    for (int i = lane; i < width; i += 32) {
+        const float u = score(i) - largest;
+        const float chosen = i == left_out ? 0.0f : sparse ? (u <= threshold ? 0.0f : u - threshold) : expf(u) / sum;
+        gradient[i] = theta[i] < floor ? 0.0f : chosen - (i == partner ? 1.0f : 0.0f);
     }
 }

@@ -1,7 +1,8 @@
-"""Small steps that are one launch each on a GPU, and plain torch elsewhere: unit rows, and spectra that meet."""
+"""Small steps that are one launch each on a GPU, and plain torch elsewhere: unit rows, losses of rows, spectra."""
 
 from __future__ import annotations
 
+import math
 from functools import cache
 
 import torch
@@ -61,6 +62,34 @@ def unit_rows_backward(grad: Tensor, out: Tensor, lengths: Tensor, width: int) -
     along = (grad * out).sum(-1, keepdim=True)
     across: Tensor = (grad - along * out) * torch.where(length == 0, 0, 1 / length)
     return across.div_(divisor)
+
+
+NOWHERE = -(2**30)  # a column that no row has
+
+
+def have_row_losses(theta: Tensor) -> bool:
+    """Whether there is a kernel for ``row_losses``, which has no other form here."""
+    return _kernel_for("row_losses", theta) is not None
+
+
+def row_losses(
+    theta: Tensor, partner: Tensor, itself: int | None, sparse: bool, margin: float, least: float | None
+) -> tuple[Tensor, Tensor]:
+    """Losses [R] of the rows of ``theta`` [R, M] and their gradient in it [R, M], by one launch.
+
+    What ``losses.structured`` computes step by step, and what is tested against it: log-sum-exp or ``sparse``, minus
+    the score in column ``partner`` [R], from which ``margin`` is taken off. Scores are bounded by ``least`` from below;
+    column i + ``itself`` is left out of row i.
+    """
+    kernel = _kernel_for("row_losses", theta)
+    assert kernel is not None
+    theta, (rows, width) = theta.contiguous(), theta.shape
+    losses, gradient = theta.new_empty(rows), torch.empty_like(theta)
+    column = NOWHERE if itself is None else itself
+    bound = -math.inf if least is None else least
+    arguments = [theta, partner, losses, gradient, rows, width, column, int(sparse), float(margin), float(bound)]
+    kernel(grid=(-(-rows // WARPS), 1, 1), block=(32 * WARPS, 1, 1), args=arguments)
+    return losses, gradient
 
 
 def meeting(values: Tensor, rest: Tensor, size: int, largest: bool) -> tuple[Tensor, Tensor, Tensor]:

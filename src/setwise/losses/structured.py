@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from setwise.assignment.smoothing import Mining, Smoothing, assignment_maximum, row_maximum
+from setwise.kernels import rows as kernels
 from setwise.losses.parallel import Peers
 from setwise.similarity import Similarity, prepare, prepared_scores
 
@@ -40,6 +41,22 @@ class _FenchelYoung(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (difference,) = ctx.saved_tensors
         return difference * grad.unsqueeze(-1), None, None, None
+
+
+class _RowLosses(torch.autograd.Function):
+    """The same for rows, where a kernel computes losses and gradient at once."""
+
+    @staticmethod
+    def forward(ctx: Any, theta: Tensor, *options: Any) -> Tensor:
+        losses, gradient = kernels.row_losses(theta, *options)
+        ctx.save_for_backward(gradient)
+        return losses
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,) = ctx.saved_tensors
+        return gradient * grad[:, None], None, None, None, None, None
 
 
 def structured_loss(theta: Tensor, partner: Tensor, mining: Mining, smoothing: Smoothing, margin: float) -> Tensor:
@@ -74,12 +91,18 @@ def row_losses(
 
     def losses(anchors: Tensor, candidates: Tensor, partner: Tensor, start: int) -> Tensor:
         theta = prepared_scores(anchors, candidates, similarity=similarity, scale=1 / temperature)
-        if clamp is not None:
-            theta = theta.clamp_min(clamp / temperature)
-        if itself is not None:
+        least, own = None if clamp is None else clamp / temperature, None if itself is None else itself + start
+        if smoothing in ("entropy", "sparse") and kernels.have_row_losses(theta):
+            found: Tensor = _RowLosses.apply(  # type: ignore[no-untyped-call]
+                theta, partner, own, smoothing == "sparse", margin / temperature, least
+            )
+            return found
+        if least is not None:
+            theta = theta.clamp_min(least)
+        if own is not None:
             # No gradient is recorded: none flows into an entry that is never chosen.
             with torch.no_grad():
-                theta.diagonal(itself + start).fill_(-math.inf)
+                theta.diagonal(own).fill_(-math.inf)
         return structured_loss(theta, partner, "batch-hard", smoothing, margin / temperature)
 
     if block_size is None or block_size >= len(anchors):

@@ -1,0 +1,61 @@
+"""Row-wise losses with the kernel that computes them at once, whose place is taken here by its formula in float64."""
+
+import math
+
+import pytest
+import torch
+
+import setwise as sw
+from setwise.assignment.smoothing import row_maximum
+from setwise.losses import structured
+
+LOSSES = {
+    "infonce": sw.InfoNCE(temperature=0.2),
+    "infonce, both ways, by blocks": sw.InfoNCE(temperature=0.2, symmetric=True, block_size=3),
+    "infonce, euclidean": sw.InfoNCE(temperature=0.5, similarity="euclidean"),
+    "nt-xent, clamped": sw.NTXent(clamp=1e-8, reduction="log-mean"),
+    "nt-xent, by blocks": sw.NTXent(block_size=5),
+    "sparseclr": sw.SparseCLR(temperature=0.5),
+    "sparseclr, clamped, by blocks": sw.SparseCLR(clamp=0.1, block_size=4),
+    "sparseclr, cross": sw.SparseCLR(candidates="cross", margin=0.3),
+}
+
+
+def formula(theta, partner, itself, sparse, margin, least):
+    scores = theta if least is None else theta.clamp_min(least)
+    scores = scores.scatter_add(1, partner[:, None], scores.new_full((len(scores), 1), -margin))
+    if itself is not None:
+        scores.diagonal(itself).fill_(-math.inf)
+    best = row_maximum(scores, smoothing="sparse" if sparse else "entropy")
+    gradient = best.argmax.scatter_add(1, partner[:, None], scores.new_full((len(scores), 1), -1.0))
+    if least is not None:
+        gradient = gradient.masked_fill(theta < least, 0.0)
+    return best.value - scores.gather(1, partner[:, None])[:, 0] + best.truth, gradient
+
+
+@pytest.mark.parametrize("more", [False, True])
+@pytest.mark.parametrize("name", LOSSES)
+def test_the_same_with_and_without_the_kernel(views, monkeypatch, name, more):
+    calls = []
+
+    def row_losses(*arguments):
+        calls.append(arguments)
+        return formula(*arguments)
+
+    found = []
+    for fused in (False, True):
+        z_a, z_b = views(7, 4)
+        extra = torch.linspace(-1, 1, 12, dtype=z_a.dtype).reshape(3, 4).requires_grad_()
+        if fused:
+            monkeypatch.setattr(structured.kernels, "have_row_losses", lambda theta: True)
+            monkeypatch.setattr(structured.kernels, "row_losses", row_losses)
+        loss = LOSSES[name](z_a, z_b, extra) if more else LOSSES[name](z_a, z_b)
+        loss.backward()
+        found.append([loss.detach(), z_a.grad, z_b.grad, *([extra.grad] if more else [])])
+    assert calls
+    for without, with_it in zip(*found, strict=True):
+        torch.testing.assert_close(with_it, without)
+
+
+def test_without_a_gpu_there_is_no_kernel():
+    assert not structured.kernels.have_row_losses(torch.zeros(3, 3))
