@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from setwise.experiments import records
+from setwise.experiments.page import Page
 from setwise.experiments.recipes import recipe
 from setwise.experiments.reproduce import Job
 
@@ -77,3 +78,20 @@ def looked(keep, look):
                     keep(f"{form}/cifar10-{encoder}-{method}{end}", seed, final, about={"epochs": epochs})
 
     return write
+
+
+class Drawn(Page):
+    """Keeps what is asked to be drawn."""
+
+    def __init__(self):
+        super().__init__("t")
+        self.drawn = {}
+
+    def curves(self, title, series, **options):
+        self.drawn[title] = (series, options)
+        super().curves(title, series, **options)
+
+
+@pytest.fixture
+def drawn_page():
+    return Drawn()

@@ -30,18 +30,6 @@ WEIGHTS = [0.125 * step for step in range(16)]
 SEEDS = (1, 2, 3)
 
 
-class Drawn(Page):
-    """Keeps what is asked to be drawn."""
-
-    def __init__(self):
-        super().__init__("t")
-        self.drawn = {}
-
-    def curves(self, title, series, **options):
-        self.drawn[title] = (series, options)
-        super().curves(title, series, **options)
-
-
 @pytest.fixture
 def accuracies():
     """By weight, None for the plain loss: one accuracy in per cent for each seed."""
@@ -81,8 +69,8 @@ def test_figure_2_in_numbers(sweep, accuracies):
                 assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
 
 
-def test_the_picture_has_the_plain_loss_as_a_level(sweep, accuracies):
-    page = Drawn()
+def test_the_picture_has_the_plain_loss_as_a_level(drawn_page, sweep, accuracies):
+    page = drawn_page
     sweep_onto(page, sweep)
     ((series, options),) = page.drawn.values()
     assert series["SimCLR + QARe"] == [(weight, pytest.approx(accuracies[weight].mean())) for weight in WEIGHTS]
@@ -162,7 +150,7 @@ def record(**changes):
     }  # fmt: skip
 
 
-def test_figure_3_in_numbers_and_lines(tmp_path):
+def test_figure_3_in_numbers_and_lines(drawn_page, tmp_path):
     (tmp_path / "bench-qare-h200.json").write_text(json.dumps(record()))
     (timing,), aside = timings(tmp_path)
     assert aside == []
@@ -175,7 +163,7 @@ def test_figure_3_in_numbers_and_lines(tmp_path):
     assert (small["paper's adds, %"], large["paper's adds, %"]) == (13, 29)
     assert (large["QARe adds to it, %"], large["dense QARe adds to it, %"]) == (0, pytest.approx(25))
     assert (small["paper's adds to it, %"], large["paper's adds to it, %"]) == (None, 0.78)
-    page = Drawn()
+    page = drawn_page
     costs_onto(page, [timing])
     series, options = page.drawn["NVIDIA H200, ResNet-32, time"]
     assert options["log"] == "xy"

@@ -95,20 +95,8 @@ def test_the_table_is_of_the_last_epoch_that_all_seeds_have(group, tmp_path):
     assert (epoch, sorted(looks)) == (4, [1, 3]), "a seed that was never looked at does not stop the others"
 
 
-class Drawn(Page):
-    """Keeps what is asked to be drawn."""
-
-    def __init__(self):
-        super().__init__("t")
-        self.drawn = {}
-
-    def curves(self, title, series, **options):
-        self.drawn[title] = (series, options)
-        super().curves(title, series, **options)
-
-
-def test_pictures_show_every_loss_with_and_without_its_term(group):
-    page = Drawn()
+def test_pictures_show_every_loss_with_and_without_its_term(drawn_page, group):
+    page = drawn_page
     spectra_onto(page, [group])
     assert list(page.drawn) == [
         f"{base}, {what}"

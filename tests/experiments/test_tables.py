@@ -4,16 +4,13 @@ import csv
 import io
 import json
 import math
-from dataclasses import replace
 
 import pytest
 from scipy.stats import ttest_1samp
 
-from setwise.experiments import records
 from setwise.experiments.collected import collect, groups
 from setwise.experiments.page import Page
-from setwise.experiments.recipes import recipe
-from setwise.experiments.reproduce import Job, expand
+from setwise.experiments.reproduce import expand
 from setwise.experiments.statistics import MeanStd, PairedDifference
 from setwise.experiments.tables import (
     Table,
@@ -25,29 +22,6 @@ from setwise.experiments.tables import (
     overview,
     tables_of,
 )
-
-
-@pytest.fixture
-def keep(tmp_path):
-    """Writes the record of a job as ``reproduce.work`` does; changes are of the recipe, final in shares of one."""
-
-    def write(name, seed, final, *, variant="", **changes):
-        job = Job(name, replace(recipe(name), **changes), seed, variant)
-        path = job.record(tmp_path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        about = {"precision": "float32", "hardware": {"name": "a machine"}, "epochs": []}
-        found = {
-            "name": name,
-            "recipe": job.recipe.as_json(),
-            "seed": seed,
-            "final": final,
-            "variant": variant,
-            **about,
-        }
-        path.write_text(json.dumps({"format": records.FORMAT, **found}))
-        return path
-
-    return write
 
 
 def matching(keep, loss, term, seed, test, *, weight=None, val=0.5, held_out=None, **changes):
@@ -67,7 +41,7 @@ def text(table, row, column):
 
 
 def only(tmp_path):
-    runs, aside = collect(tmp_path)
+    runs, aside = collect(tmp_path / "results")
     assert aside == []
     (group,) = groups(runs)
     return group
@@ -135,7 +109,7 @@ def test_other_settings_are_other_tables(tmp_path, keep):
     keep(name, 1, {"test_accuracy": 0.6}, variant="n10000", instances=10_000)
     for epochs in (3, 4):
         keep(name, 1, {"test_accuracy": 0.1}, variant=f"epochs-{epochs}", epochs=epochs)
-    runs, aside = collect(tmp_path)
+    runs, aside = collect(tmp_path / "results")
     assert aside == []
     found = groups(runs)
     assert [group.title for group in found] == [
@@ -157,12 +131,12 @@ def test_a_record_that_is_older_than_a_field(tmp_path, keep):
     assert text(matching_table(only(tmp_path)), "InfoNCE + QARe", "test, difference to plain") == "+10.00 (one seed)"
     del record["recipe"]["lr"]  # had it been 0.001 before one could choose, the recipe's 0.01 would be another run
     path.write_text(json.dumps(record))
-    assert [group.changed for group in groups(collect(tmp_path)[0])] == ["", "lr 0.001"]
+    assert [group.changed for group in groups(collect(tmp_path / "results")[0])] == ["", "lr 0.001"]
 
 
 def test_foreign_files_are_listed_and_harm_nothing(tmp_path, keep):
     good = matching(keep, "infonce", "", 1, 0.5)
-    folder = tmp_path / "runs" / "z"
+    folder = tmp_path / "results" / "runs" / "z"
     folder.mkdir()
     record = json.loads(good.read_text())
     bad = {
@@ -184,7 +158,7 @@ def test_foreign_files_are_listed_and_harm_nothing(tmp_path, keep):
     (folder / "binary.json").write_bytes(b"\xff\xfe\x00")
     (folder / "seed-2.lock").touch()
     (folder / ".hidden").touch()
-    runs, aside = collect(tmp_path)
+    runs, aside = collect(tmp_path / "results")
     assert len(runs) == 1
     assert sorted(line.split(": ")[0] for line in aside) == sorted(f"z/{name}" for name in [*bad, "binary.json"])
     assert any("'paper/nowhere'" in line for line in aside)
@@ -207,7 +181,7 @@ def test_classification_by_form_and_overview(tmp_path, keep):
                 keep(name, seed, {"probe_accuracy": plain, "knn20_accuracy": 0.5})
                 keep(f"{name}-qare", seed, {"probe_accuracy": qare})
     keep("paper/cifar10-conv4-random", 1, {"probe_accuracy": 0.33})
-    runs, aside = collect(tmp_path)
+    runs, aside = collect(tmp_path / "results")
     assert aside == []
     found = groups(runs)
     assert [group.title for group in found] == [
@@ -240,7 +214,7 @@ def test_other_weights_and_losses_are_rows_of_their_own(tmp_path, keep):
         keep(name, seed, {"probe_accuracy": 0.5 + seed / 100}, validation=5000, **other)
         keep(f"{name}-qare", seed, {"probe_accuracy": 0.4}, variant="beta-0.25", beta=0.25)
         keep(f"{name}-qare", seed, {"probe_accuracy": 0.6})
-    runs, aside = collect(tmp_path)
+    runs, aside = collect(tmp_path / "results")
     assert aside == []
     first, second = groups(runs)
     usual = classification_table(first)
@@ -289,7 +263,7 @@ def test_an_ablation_of_one_seed_names_no_best(tmp_path, keep):
     keep(name, 1, {"probe_accuracy": 0.5}, variant="validation", validation=5000)
     keep(name, 1, {"probe_accuracy": 0.9}, variant="c", validation=5000, loss="ablation/simclr-cold")
     keep(name, 1, {"probe_accuracy": 0.9}, variant="v", validation=5000, loss="ablation/simclr-cold", epochs=4)
-    first, second = groups(collect(tmp_path)[0])
+    first, second = groups(collect(tmp_path / "results")[0])
     assert second.title.endswith("validation images"), "the other one is of 4 epochs"
     assert first.title.endswith("validation images (epochs 4)")
     assert bests_of(first) == bests_of(second) == []
