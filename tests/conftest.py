@@ -1,5 +1,6 @@
 """Shared by all tests: one thread, the same examples every time, seeded embeddings, CUHK-03 in small."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -34,6 +35,15 @@ def views() -> Callable[..., tuple[Tensor, Tensor]]:
         return tuple(z.to(dtype).requires_grad_() for z in pair)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def browser() -> str:
+    """Chromium's command."""
+    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if found is None:
+        pytest.skip("needs Chromium, none here")
+    return found
 
 
 @pytest.fixture

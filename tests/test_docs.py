@@ -5,7 +5,6 @@ import importlib.util
 import json
 import re
 import shlex
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -245,10 +244,7 @@ def test_the_picture_shows_what_the_page_says():
     assert made.on_page_markdown((ROOT / "docs" / "idea.md").read_text()).count("<svg") == 2
 
 
-def test_the_picture_turns_in_a_browser(tmp_path):
-    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if browser is None:
-        pytest.skip("needs Chromium, none here")
+def test_the_picture_turns_in_a_browser(browser, tmp_path):
     made = hooks()
     turn = 'const i = document.getElementById("sets-turn"); i.value = 150; i.dispatchEvent(new Event("input"));'
     page = tmp_path / "page.html"

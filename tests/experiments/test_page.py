@@ -6,10 +6,8 @@ import itertools
 import json
 import math
 import re
-import shutil
 import subprocess
 from html import escape, unescape
-from html.parser import HTMLParser
 
 import pytest
 
@@ -18,45 +16,9 @@ from setwise.experiments.chart import thinned
 from setwise.experiments.page import Page
 
 HOSTILE = "<script>alert(1)</script>\"'&<b onclick=x>"
-VOID = {"meta", "br", "img", "link", "input", "hr"}
 PNG = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAIAAAABCAIAAAB7QOjdAAAAD0lEQVR4nGP4z8DAwMAAAAYIAQFXk1RBAAAAAElFTkSuQmCC"
 )
-
-
-class Tree(HTMLParser):
-    """Elements in order as (tag, attributes, text directly within); fails on what is not well nested."""
-
-    def __init__(self, html):
-        super().__init__(convert_charrefs=True)
-        self.elements, self.open = [], []
-        self.feed(html)
-        self.close()
-        assert not self.open, "elements left open"
-
-    def handle_starttag(self, tag, attrs):
-        names = [name for name, _ in attrs]
-        assert len(set(names)) == len(names), f"an attribute twice in {tag}"
-        self.elements.append((tag, dict(attrs), []))
-        if tag not in VOID:
-            self.open.append(len(self.elements) - 1)
-
-    def handle_startendtag(self, tag, attrs):
-        self.elements.append((tag, dict(attrs), []))
-
-    def handle_endtag(self, tag):
-        assert self.open, f"</{tag}> closes nothing"
-        assert self.elements[self.open.pop()][0] == tag
-
-    def handle_data(self, data):
-        if self.open:
-            self.elements[self.open[-1]][2].append(data)
-
-    def all(self, tag, **attributes):
-        return [e for e in self.elements if e[0] == tag and all(e[1].get(k) == v for k, v in attributes.items())]
-
-    def texts(self, tag, **attributes):
-        return ["".join(text) for _, _, text in self.all(tag, **attributes)]
 
 
 def full(words="words", png=PNG):
@@ -72,19 +34,23 @@ def full(words="words", png=PNG):
     return page
 
 
-def drawn(series, **options):
-    """The chart's tree and, for each line, its places [(x, y), ...] and values [(x, y), ...]."""
-    page = Page("t")
-    page.curves("title", series, x="epoch", y="loss", **options)
-    tree = Tree(page.html())
-    lines = []
-    for _, attributes, _ in tree.elements:
-        if "data-v" in attributes:
-            places = [tuple(map(float, part.split())) for part in re.split("[ML]", attributes["d"])[1:]]
-            values = [tuple(map(float, pair.split(","))) for pair in attributes["data-v"].split()]
-            assert len(places) == len(values)
-            lines.append((places, values))
-    return tree, lines
+@pytest.fixture
+def drawn(tree_of):
+    def draw(series, **options):
+        """The chart's tree and, for each line, its places [(x, y), ...] and values [(x, y), ...]."""
+        page = Page("t")
+        page.curves("title", series, x="epoch", y="loss", **options)
+        tree = tree_of(page.html())
+        lines = []
+        for _, attributes, _ in tree.elements:
+            if "data-v" in attributes:
+                places = [tuple(map(float, part.split())) for part in re.split("[ML]", attributes["d"])[1:]]
+                values = [tuple(map(float, pair.split(","))) for pair in attributes["data-v"].split()]
+                assert len(places) == len(values)
+                lines.append((places, values))
+        return tree, lines
+
+    return draw
 
 
 def ticks(tree):
@@ -98,9 +64,9 @@ def ticks(tree):
     return across, down
 
 
-def test_is_well_formed_and_says_what_it_is():
+def test_is_well_formed_and_says_what_it_is(tree_of):
     html = full().html()
-    tree = Tree(html)
+    tree = tree_of(html)
     assert html.startswith("<!DOCTYPE html>")
     assert tree.all("html")[0][1]["lang"] == "en"
     assert tree.texts("title")[0] == "words"  # lines of the chart have titles too
@@ -117,8 +83,8 @@ def test_is_well_formed_and_says_what_it_is():
     assert all(a.get("scope") in ("row", "col") for _, a, _ in tree.all("th"))
 
 
-def test_loads_nothing_and_allows_nothing_from_outside():
-    tree = Tree(full().html())
+def test_loads_nothing_and_allows_nothing_from_outside(tree_of):
+    tree = tree_of(full().html())
     policy = tree.all("meta", **{"http-equiv": "Content-Security-Policy"})[0][1]["content"]
     rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
     assert rules["default-src"] == "'none'"
@@ -135,8 +101,8 @@ def test_loads_nothing_and_allows_nothing_from_outside():
         assert all(attributes[name].startswith("data:image/png;base64,") for name in loading & set(attributes))
 
 
-def test_every_text_is_escaped_and_comes_back():
-    tree = Tree(full(HOSTILE).html())
+def test_every_text_is_escaped_and_comes_back(tree_of):
+    tree = tree_of(full(HOSTILE).html())
     assert len(tree.all("script")) == 1
     assert not tree.all("b", onclick="x")
     assert tree.texts("title") == [HOSTILE, HOSTILE, "other"]  # of the page and of the chart's lines
@@ -154,21 +120,21 @@ def test_every_text_is_escaped_and_comes_back():
     assert tree.texts("pre") == [f"{HOSTILE}\n  two lines"]
 
 
-def test_the_file_is_ascii_whatever_the_words(tmp_path):
+def test_the_file_is_ascii_whatever_the_words(tree_of, tmp_path):
     path = tmp_path / "below" / "page.html"
     page = full("β 集合 \ud800")  # half of a surrogate pair, as a broken file name may have
     page.write(path)
     assert path.read_bytes().isascii()
     assert path.read_text() == page.html()
-    assert "β 集合" in Tree(path.read_text()).texts("h1")[0]
+    assert "β 集合" in tree_of(path.read_text()).texts("h1")[0]
     assert (module.STYLE + module.SCRIPT).isascii()
 
 
-def test_a_table_knows_its_numbers():
+def test_a_table_knows_its_numbers(tree_of):
     page = Page("t")
     rows = [("86.9 (86.0–87.4) %", "1,234 s", "4-conv", 0.123456), ("-1e-3", None, "2026-11-15", math.nan)]
     page.table(["a", "b", "c", "d"], rows, caption="c")
-    tree = Tree(page.html())
+    tree = tree_of(page.html())
     cells = [(a.get("data-v"), a.get("class"), "".join(t)) for tag, a, t in tree.elements if tag in ("th", "td")][4:]
     assert cells == [
         ("86.9", "n", "86.9 (86.0–87.4) %"),
@@ -181,12 +147,12 @@ def test_a_table_knows_its_numbers():
         (None, None, "nan"),
     ]
     page.table(["only", "heads"], [], caption="empty")
-    assert "heads" in Tree(page.html()).texts("th")
+    assert "heads" in tree_of(page.html()).texts("th")
     with pytest.raises(ValueError, match=r"expected 2 cells in a row of 'short', got 1"):
         page.table(["a", "b"], [("one",)], caption="short")
 
 
-def test_values_are_drawn_where_the_axes_say():
+def test_values_are_drawn_where_the_axes_say(drawn):
     points = [(epoch, 5 / epoch + 0.3 * math.sin(epoch)) for epoch in range(1, 31)]
     tree, [(places, values)] = drawn({"loss": points})
     across, down = ticks(tree)
@@ -211,7 +177,7 @@ def test_values_are_drawn_where_the_axes_say():
     ("low", "high"),
     [(1, 2), (1, 200), (0, 1000), (-3.7, 11.2), (0.1234, 0.1235), (1e-8, 3e-8), (1e6, 1e6 + 4), (-2e9, 5e9), (4, 5)],
 )
-def test_marks_are_round_and_all_different(low, high):
+def test_marks_are_round_and_all_different(drawn, low, high):
     tree, _ = drawn({"a": [(low, low), (high, high)]})
     for marks in ticks(tree):
         numbers = [number for _, number in marks]
@@ -241,7 +207,7 @@ def test_marks_are_round_and_all_different(low, high):
         ([(1, 1.0), (2, 2.0), (3, math.nan), (4, 3.0), (5, -math.inf), (6, 4.0), (7, 5.0)], 5, 1),
     ],
 )
-def test_odd_series(points, seen, dots):
+def test_odd_series(drawn, points, seen, dots):
     tree, lines = drawn({"odd": points})
     if seen is None:
         assert "No values." in tree.texts("p")
@@ -258,7 +224,7 @@ def test_odd_series(points, seen, dots):
     assert values == [pytest.approx(point, rel=1e-4) for point in finite]
 
 
-def test_a_gap_breaks_the_line_and_an_empty_series_keeps_its_colour():
+def test_a_gap_breaks_the_line_and_an_empty_series_keeps_its_colour(drawn):
     tree, _ = drawn({"gap": [(1, 1.0), (2, 2.0), (3, math.nan), (4, 1.0), (5, 2.0)], "none": [], "last": [(1, 1.0)]})
     paths = [(a["class"], a["d"]) for _, a, _ in tree.all("path") if "data-v" in a]
     assert [kind for kind, _ in paths] == ["line c0", "line c1", "line c2"]
@@ -267,7 +233,7 @@ def test_a_gap_breaks_the_line_and_an_empty_series_keeps_its_colour():
     assert "no values" in tree.texts("b")
 
 
-def test_many_lines_look_different():
+def test_many_lines_look_different(drawn):
     tree, _ = drawn({str(i): [(1, i), (2, i)] for i in range(40)})
     looks = [(a["class"], a.get("stroke-dasharray")) for _, a, _ in tree.all("path") if "data-v" in a]
     assert len(set(looks)) == 40
@@ -294,10 +260,10 @@ def test_long_lines_are_thinned_but_keep_their_peaks():
     assert thinned(series["line 1"][:240]) == series["line 1"][:240], "short lines are whole"
 
 
-def test_a_picture_is_in_the_file():
+def test_a_picture_is_in_the_file(tree_of):
     page = Page("t")
     page.picture(PNG, alt="two pixels", caption="c")
-    (_, attributes, _) = Tree(page.html()).all("img")[0]
+    (_, attributes, _) = tree_of(page.html()).all("img")[0]
     assert base64.b64decode(attributes["src"].split(",")[1]) == PNG
     assert (attributes["width"], attributes["height"]) == ("2", "1")
     with pytest.raises(ValueError, match="expected the bytes of a PNG file for 'photo'"):
@@ -356,14 +322,6 @@ said.legend.push(legend());
 said.image = page.querySelector("img").naturalWidth;
 document.querySelector("pre").textContent = JSON.stringify(said);
 """
-
-
-@pytest.fixture(scope="module")
-def browser():
-    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if found is None:
-        pytest.skip("needs Chromium, none here")
-    return found
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 from html import escape, unescape
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -34,50 +33,20 @@ def filled(tmp_path, keep):
     return tmp_path / "results"
 
 
-class Texts(HTMLParser):
-    """Checks that elements nest, and collects (tag, text)."""
-
-    def __init__(self, html):
-        super().__init__(convert_charrefs=True)
-        self.open, self.found = [], []
-        self.feed(html)
-        self.close()
-        assert not self.open
-
-    def handle_starttag(self, tag, attrs):
-        if tag not in ("meta", "img", "br"):
-            self.open.append((tag, []))
-
-    def handle_startendtag(self, tag, attrs):
-        pass
-
-    def handle_endtag(self, tag):
-        opened, words = self.open.pop()
-        assert opened == tag
-        self.found.append((tag, "".join(words)))
-
-    def handle_data(self, data):
-        if self.open:
-            self.open[-1][1].append(data)
-
-    def of(self, tag):
-        return [words for name, words in self.found if name == tag]
-
-
-def test_the_answer_comes_first(filled):
-    texts = Texts(make_page(groups(collect(filled)[0]), []).html())
-    assert texts.of("p")[0] == (
+def test_the_answer_comes_first(tree_of, filled):
+    texts = tree_of(make_page(groups(collect(filled)[0]), []).html())
+    assert texts.texts("p")[0] == (
         "Does QARe help? Of 5 settings: 1 yes, 2 cannot be told, 1 no, 1 one seed only. Does a set-level form gain a "
         "point on both encoders? No runs yet. Does the best of the ablation hold on fresh seeds and the test set? No "
         "runs yet. (26 runs.)"
     )
-    assert texts.of("strong")[:3] == [
+    assert texts.texts("strong")[:3] == [
         *("The paper's claims", "What set-level terms add, in points of accuracy", "The claims, setting by setting"),
     ]
-    assert texts.of("h2") == ["Tables", "Learning curves", "Where the numbers come from"]
+    assert texts.texts("h2") == ["Tables", "Learning curves", "Where the numbers come from"]
 
 
-def test_every_part_has_its_section(looked, keep, tmp_path):
+def test_every_part_has_its_section(tree_of, looked, keep, tmp_path):
     looked()
     for seed in (1, 2, 3):
         for beta in (0.0, 1.0):
@@ -89,8 +58,8 @@ def test_every_part_has_its_section(looked, keep, tmp_path):
     (tmp_path / "results" / "bench-qare-a.json").write_text(json.dumps(found))
     (tmp_path / "results" / "bench-qare-b.json").write_text("{}")
     files = report(tmp_path / "results", tmp_path / "out")
-    texts = Texts(files[0].read_text())
-    assert texts.of("h2") == [
+    texts = tree_of(files[0].read_text())
+    assert texts.texts("h2") == [
         *("Tables", "Accuracy against QARe's weight (Figure 2)", "One thing changed at a time"),
         *(
             "What set-level terms act on",
@@ -104,16 +73,16 @@ def test_every_part_has_its_section(looked, keep, tmp_path):
         *("weights-classification-released-cifar10-conv4-simclr", "ablation-released-cifar10-conv4-validation-5000"),
         "structure-classification-released-cifar10-conv4",
     }
-    assert "bench-qare-b.json: expected a record of `setwise bench qare`, got another file" in texts.of("pre")[-1]
+    assert "bench-qare-b.json: expected a record of `setwise bench qare`, got another file" in texts.texts("pre")[-1]
     assert str(tmp_path) not in files[0].read_text()
 
 
-def test_measurements_alone_make_a_page(tmp_path):
+def test_measurements_alone_make_a_page(tree_of, tmp_path):
     found = {"what": "bench qare", "rows": [{"n": 128, "plain_ms": 1.0}]}
     (tmp_path / "bench-qare.json").write_text(json.dumps(found))
-    texts = Texts(report(tmp_path, tmp_path / "out")[0].read_text())
-    assert texts.of("h2") == ["What QARe costs (Figure 3)", "Where the numbers come from"]
-    assert texts.of("td").count("no runs yet") == 7
+    texts = tree_of(report(tmp_path, tmp_path / "out")[0].read_text())
+    assert texts.texts("h2") == ["What QARe costs (Figure 3)", "Where the numbers come from"]
+    assert texts.texts("td").count("no runs yet") == 7
 
 
 def test_files_are_written_and_agree(filled, tmp_path, capsys):
@@ -159,12 +128,12 @@ def test_other_weights_are_in_the_tables_only(filled, keep):
     assert "SparseCLR + QARe, weight 0.25 <b>" not in html, "no line of a chart"
 
 
-def test_nothing_to_compare_is_said(keep, tmp_path):
+def test_nothing_to_compare_is_said(tree_of, keep, tmp_path):
     keep("paper/cifar10-matching-infonce", 1, {"test_accuracy": 0.5})
     page = make_page(groups(collect(tmp_path / "results")[0]), []).html()
     assert "What set-level terms add" not in page
-    assert Texts(page).of("p")[0].startswith("Does QARe help? No runs yet.")
-    assert Texts(page).of("p")[0].endswith("(1 run.)")
+    assert tree_of(page).texts("p")[0].startswith("Does QARe help? No runs yet.")
+    assert tree_of(page).texts("p")[0].endswith("(1 run.)")
 
 
 def test_our_terms_are_told_by_their_chosen_weights(keep, tmp_path):
@@ -208,7 +177,7 @@ def test_every_number_has_its_source(filled, keep):
     assert "6 runs, 60 s of training" in words
 
 
-def test_hostile_records_stay_words(keep, tmp_path):
+def test_hostile_records_stay_words(tree_of, keep, tmp_path):
     about = {
         **{"commit": HOSTILE, "precision": HOSTILE, "command": [HOSTILE], "versions": {HOSTILE: HOSTILE}},
         **{"hardware": {"name": HOSTILE}, "epochs": HOSTILE, "timings": HOSTILE, "variant": HOSTILE},
@@ -220,22 +189,14 @@ def test_hostile_records_stay_words(keep, tmp_path):
     (path.parent / "<b>.json").write_text("{}")
     files = report(tmp_path / "results", tmp_path / "out")
     html = files[0].read_text()
-    texts = Texts(html)
-    assert len(texts.of("script")) == 1, "the page's own"
-    assert "<b>.json" in texts.of("pre")[-1]
-    assert HOSTILE in texts.of("pre")[0]
+    texts = tree_of(html)
+    assert len(texts.texts("script")) == 1, "the page's own"
+    assert "<b>.json" in texts.texts("pre")[-1]
+    assert HOSTILE in texts.texts("pre")[0]
     assert html.isascii()
     assert all(path.parent == tmp_path / "out" for path in files)
     assert all(re.fullmatch(r"[a-z0-9-]+\.(md|csv|html)", path.name) for path in files)
     assert not any("<script>" in path.read_text(encoding="utf-8") for path in files if path.suffix == ".md")
-
-
-@pytest.fixture(scope="module")
-def browser():
-    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if found is None:
-        pytest.skip("needs Chromium, none here")
-    return found
 
 
 def on_a_telephone(browser, page, tmp_path):

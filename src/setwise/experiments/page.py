@@ -12,8 +12,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
+from typing import Any
 
-from setwise.experiments.chart import COLOURS, Bands, Points, chart, small
+from setwise.experiments.chart import COLOURS, Points, chart, small
 from setwise.experiments.chart import caption as caption_of
 from setwise.training.checkpoint import write_text
 
@@ -174,19 +175,9 @@ class Page:
             + "\n</tbody></table></div></figure>"
         )
 
-    def curves(
-        self,
-        title: str,
-        series: Mapping[str, Points],
-        *,
-        x: str,
-        y: str,
-        note: str = "",
-        log: str = "",
-        bands: Bands | None = None,
-    ) -> None:
+    def curves(self, title: str, series: Mapping[str, Points], *, x: str, y: str, **more: Any) -> None:
         """Lines of (x, y) by name, as ``chart`` draws them."""
-        self._parts.append(chart(title, series, x=x, y=y, note=note, log=log, bands=bands))
+        self._parts.append(chart(title, series, x=x, y=y, **more))
 
     def picture(self, png: bytes, *, alt: str, caption: str) -> None:
         """A PNG picture, within the file."""
