@@ -138,6 +138,16 @@ def test_bench_qare_measures_and_draws(tmp_path):
     assert (tmp_path / "bench-qare.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_bench_step_measures_a_step_with_and_without_qare(tmp_path, capsys):
+    command = ["bench", "step", "--encoders", "conv4", "--device", "cpu", "--seconds", "0.05", "--no-compare"]
+    main([*command, "--out", str(tmp_path)])
+    row = json.loads((tmp_path / "bench-step.json").read_text())["encoders"]["conv4"]
+    assert row["recipe"] == "paper/cifar10-conv4-simclr-qare"
+    assert 0 < 0.3 * row["without_qare_ms"] < row["setwise_ms"] < 3 * row["without_qare_ms"]
+    assert row["epoch_seconds"] > 0.3 * 391 * row["setwise_ms"] / 1e3
+    assert "an epoch" in " ".join(capsys.readouterr().out.split())
+
+
 def test_data_preview_draws_images_beside_their_views(tmp_path, capsys):
     out = tmp_path / "sheet.png"
     main(["data", "preview", "digits", "--images", "3", "--columns", "2", "--out", str(out)])

@@ -67,7 +67,7 @@ def bench_qare(
 
 @bench.command(name="step")
 def bench_step(
-    encoders: tuple[Literal["conv4", "resnet32", "resnet18"], ...] = ("conv4", "resnet32"),
+    encoders: tuple[Literal["conv4", "resnet32", "resnet18", "matching"], ...] = ("conv4", "resnet32"),
     device: Device = "auto",
     out: Annotated[Path, tyro.conf.arg(help="folder for the JSON file")] = Path("out"),
     seconds: Annotated[float, tyro.conf.arg(help="time to spend on each measurement")] = 3.0,

@@ -54,11 +54,18 @@ def test_the_other_tables_and_the_time_they_take(tmp_path):
         expand("table2", only=("conv4", "conv5"))
     jobs = expand("table2", data="cifar10", seeds=(1,), only=("conv4-simclr",))
     assert estimate(jobs, tmp_path) is None
-    (tmp_path / "bench-step-x.json").write_text('{"encoders": {"conv4": {"batch": 128, "setwise_ms": 0.5}}}')
+    row = {"recipe": "paper/cifar10-conv4-simclr-qare", "setwise_ms": 0.5}
+    (tmp_path / "bench-step-x.json").write_text(json.dumps({"encoders": {"conv4": row}}))
     assert estimate(jobs, tmp_path) == pytest.approx(4 * 200 * 391 * 0.5e-3)
     assert estimate(expand("table2", data="cifar10", only=("conv4-random",)), tmp_path) == 0
     tiny = expand("table2", data="tiny-imagenet", seeds=(1,), only=("conv4-simclr",))
     assert estimate(tiny, tmp_path) == pytest.approx(4 * 4 * 200 * 782 * 0.5e-3)
+    halves = expand("table1", data="cifar10", seeds=(1,), instances=10_000, only=("paper/cifar10-matching-triplet/",))
+    assert estimate(halves, tmp_path) is None
+    row = {"recipe": "paper/cifar10-matching-infonce-qare", "setwise_ms": 3.0}
+    (tmp_path / "bench-step-y.json").write_text(json.dumps({"encoders": {"matching": row}}))
+    assert estimate(halves, tmp_path) == pytest.approx(50 * (7000 // 128) * 3e-3)
+    assert estimate([*halves, *jobs], tmp_path) == pytest.approx(50 * 54 * 3e-3 + 4 * 200 * 391 * 0.5e-3)
 
 
 def test_the_best_of_an_ablation_is_confirmed_on_fresh_seeds(tmp_path, keep):

@@ -19,7 +19,7 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
-from setwise.data import ImageSet
+from setwise.data import ImageSet, MatchedSet, matched_halves
 from setwise.encoders import create, projection_head
 from setwise.experiments.recipes import recipe as find
 from setwise.experiments.records import surroundings
@@ -30,6 +30,7 @@ RECIPES = {
     "conv4": "paper/cifar10-conv4-simclr-qare",
     "resnet32": "paper/cifar10-resnet32-simclr-qare",
     "resnet18": "modern/cifar10-resnet18-simclr-qare",
+    "matching": "paper/cifar10-matching-infonce-qare",
 }
 # CIFAR-10's form, so that no download is needed: time does not depend on what the images show.
 IMAGES, SIZE, CLASSES = 50_000, 32, 10
@@ -45,7 +46,14 @@ def images(count: int = IMAGES) -> ImageSet:
     return ImageSet("random", "train", pixels, labels, names, (0.491, 0.482, 0.447), (0.247, 0.243, 0.262))
 
 
-def ours(recipe: Recipe, data: ImageSet, device: torch.device, seconds: float, *, capture: bool = True) -> list[float]:
+def material(recipe: Recipe, count: int = IMAGES) -> ImageSet | MatchedSet:
+    """What the recipe trains on: random images, or their halves."""
+    return matched_halves(images(count)) if recipe.method == "matching" else images(count)
+
+
+def ours(
+    recipe: Recipe, data: ImageSet | MatchedSet, device: torch.device, seconds: float, *, capture: bool = True
+) -> list[float]:
     """Milliseconds a step of a recipe, of as many stretches of 50 steps (or fewer) as fit; full batches only."""
     engine = Engine(recipe, data, seed=1, device=device, capture=capture)
     full = engine.sizes.count(engine.recipe.batch)
@@ -141,7 +149,8 @@ def plain_loop(recipe: Recipe, data: ImageSet, device: torch.device, seconds: fl
 
 
 def _worker(name: str, device: str, seconds: float, barrier: Any, results: Any) -> None:
-    engine = Engine(find(name), images(), seed=os.getpid() % 1000, device=torch.device(device))
+    recipe = find(name)
+    engine = Engine(recipe, material(recipe), seed=os.getpid() % 1000, device=torch.device(device))
     engine.begin(0)
     for _ in range(WARM_UP):
         engine.step()
@@ -177,7 +186,8 @@ def runs_per_hour(name: str, device: torch.device, concurrent: int, seconds: flo
 
 def streams_per_hour(name: str, device: torch.device, concurrent: int, seconds: float) -> float:
     """The same with ``concurrent`` runs in one process, each on a CUDA stream of its own, stepped in turn."""
-    recipe, data = find(name), images()
+    recipe = find(name)
+    data = material(recipe)
     engines = [Engine(recipe, data, seed=seed, device=device) for seed in range(concurrent)]
     lanes = [torch.cuda.Stream(device) for _ in engines]  # type: ignore[no-untyped-call]
 
@@ -199,7 +209,7 @@ def streams_per_hour(name: str, device: torch.device, concurrent: int, seconds: 
     return 3600 * steps / (time.perf_counter() - began) / (engines[0].steps * recipe.epochs)
 
 
-def epoch_seconds(recipe: Recipe, data: ImageSet, device: torch.device) -> float:
+def epoch_seconds(recipe: Recipe, data: ImageSet | MatchedSet, device: torch.device) -> float:
     """Seconds of a whole epoch, the least of some: order, rates, every step with the last batch, the loss read."""
     engine, found = Engine(recipe, data, seed=1, device=device), []
     for epoch in range(3 if device.type == "cuda" else 1):
@@ -224,13 +234,13 @@ def run(
 ) -> dict[str, Any]:
     """Measure, show a table, write ``out``/bench-step.json."""
     console = Console()
-    data = images(IMAGES if device.type == "cuda" else 2000)
     record: dict[str, Any] = {"what": "bench step", **surroundings(device), "workers": workers, "encoders": {}}
     table = Table(title=f"a training step with QARe, {record['hardware']['name']}, torch {torch.__version__}")
     for column in ("encoder", "batch", "setwise", "without QARe", "no graph", "torch + torchvision", "", "an epoch"):
         table.add_column(column, justify="left" if column == "encoder" else "right")
     for encoder in which:
         recipe = find(RECIPES[encoder])
+        data = material(recipe, IMAGES if device.type == "cuda" else 2000)
         plain = replace(recipe, loss=(recipe.loss or "").removesuffix("-qare"), beta=None)
         ways: dict[str, Callable[[], list[float]]] = {
             "setwise": partial(ours, recipe, data, device, seconds),
@@ -238,7 +248,7 @@ def run(
         }
         if device.type == "cuda":
             ways["not_captured"] = partial(ours, recipe, data, device, seconds, capture=False)
-        if compare:
+        if compare and isinstance(data, ImageSet):
             ways["torchvision"] = partial(plain_loop, recipe, data, device, seconds, workers)
         row: dict[str, Any] = {"recipe": RECIPES[encoder], "batch": recipe.batch}
         for name, way in ways.items():

@@ -20,6 +20,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from setwise.checks import check_option
+from setwise.data.sets import split_sizes
 from setwise.experiments import records, runs
 from setwise.experiments.collected import collect, groups
 from setwise.experiments.matching import run_matching
@@ -243,20 +244,27 @@ def estimate(jobs: Sequence[Job], results: Path) -> float | None:
     Those are of 32 x 32 pixels; larger images take as many times longer as they have pixels. None where a step of
     such an encoder and batch was not measured (``setwise bench step`` does).
     """
-    measured: dict[tuple[str, int], float] = {}
+    measured: dict[tuple[bool, str, int], float] = {}
     for path in sorted(results.glob("bench-step*.json")):
-        for encoder, row in json.loads(path.read_text())["encoders"].items():
-            measured[encoder, row["batch"]] = row["setwise_ms"]
+        for row in json.loads(path.read_text())["encoders"].values():
+            measured[_step(recipe(row["recipe"]))] = row["setwise_ms"]
     total = 0.0
     for job in jobs:
         if not job.recipe.epochs:
             continue
         it = job.recipe
-        if it.method == "matching" or it.data not in IMAGES or (it.encoder, it.batch) not in measured:
+        if it.data not in IMAGES or _step(it) not in measured:
             return None
         images, pixels = IMAGES[it.data]
-        total += pixels * it.epochs * -(-(images - it.validation) // it.batch) * measured[it.encoder, it.batch] / 1e3
+        images = split_sizes(it.instances or images)[0] if it.method == "matching" else images - it.validation
+        steps = images // it.batch if it.drop_last else -(-images // it.batch)
+        total += pixels * it.epochs * steps * measured[_step(it)] / 1e3
     return total
+
+
+def _step(it: Recipe) -> tuple[bool, str, int]:
+    """What a step's time depends on most."""
+    return it.method == "matching", it.encoder, it.batch
 
 
 def run_of(recipe: Recipe) -> Callable[..., dict[str, Any]]:
