@@ -128,6 +128,14 @@ def help_of(command, capsys):
     return capsys.readouterr().out
 
 
+def test_output_that_nobody_reads_is_no_error():
+    command = [sys.executable, "-m", "setwise.cli", "recipes"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 0
+
+
 def test_bench_qare_measures_and_draws(tmp_path):
     main(["bench", "qare", "--device", "cpu", "--sizes", "16", "96", "--seconds", "0.05", "--out", str(tmp_path)])
     record = json.loads((tmp_path / "bench-qare.json").read_text())

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from copy import deepcopy
@@ -398,7 +399,11 @@ def main(args: list[str] | None = None) -> None:
     args = sys.argv[1:] if args is None else args
     if args and args[0] in DEFAULT_RECIPE:
         return _train(args[0], args[1:])
-    app.cli(prog="setwise", description=START, args=_spread(args))
+    try:
+        app.cli(prog="setwise", description=START, args=_spread(args))
+        sys.stdout.flush()
+    except BrokenPipeError:  # `setwise ... | head`: nobody reads the rest, nor what is flushed at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _spread(args: list[str]) -> list[str]:

@@ -1,6 +1,10 @@
 """Many runs: what a table expands to, what is skipped, two workers at once, what fails."""
 
 import json
+import os
+import signal
+import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -12,6 +16,7 @@ from setwise.experiments import records
 from setwise.experiments.recipes import recipe as find
 from setwise.experiments.reproduce import Job, estimate, expand, reproduce, work
 from setwise.experiments.runs import splits
+from setwise.training.errors import Interrupted
 
 CPU = torch.device("cpu")
 
@@ -131,14 +136,40 @@ def test_what_another_worker_is_at_is_left_to_it(tmp_path):
     assert [job.record(tmp_path).exists() for job in jobs] == [False, True]
 
 
-def test_a_run_that_fails_is_told_and_the_others_go_on(tmp_path, capsys):
+def test_a_run_that_fails_is_told_and_the_others_go_on(tmp_path, capfd):
     jobs = quick(expand("table1", data="digits", seeds=(1,), only=("paper/digits-matching-triplet",)))
     jobs[0] = replace(jobs[0], recipe=replace(jobs[0].recipe, data="nowhere"))
     failed = work(jobs, tmp_path, tmp_path / "s", CPU, None)
     assert len(failed) == 1
     assert "got 'nowhere'" in failed[0]
-    assert "failed: paper/digits-matching-triplet" in capsys.readouterr().err
+    assert "failed: paper/digits-matching-triplet" in capfd.readouterr().err
     assert [job.record(tmp_path).exists() for job in jobs] == [False, True]
+    # Other workers leave it alone; the same command tries it again.
+    assert work(jobs, tmp_path, tmp_path / "s", CPU, None) == []
+    assert reproduce(jobs, results=tmp_path, scratch=tmp_path / "s", device=CPU, at_once=2) == 1
+    assert capfd.readouterr().err.count("failed: paper/digits-matching-triplet") == 2  # when it happens, and at the end
+    assert (
+        reproduce([replace(jobs[0], recipe=jobs[1].recipe)], results=tmp_path, scratch=tmp_path / "s", device=CPU) == 0
+    )
+    assert not list(tmp_path.rglob("*.failed"))
+
+
+def test_a_signal_stops_all_after_a_checkpoint_and_the_same_command_goes_on(tmp_path):
+    only = ("paper/digits-conv4-simclr/",)
+    jobs = [replace(j, recipe=replace(j.recipe, epochs=40)) for j in expand("table2", data="digits", only=only)][:2]
+    places = {"results": tmp_path / "r", "scratch": tmp_path / "s"}
+
+    def stop_when_both_train() -> None:
+        while sum(path.stat().st_size > 0 for path in (tmp_path / "s").rglob("metrics.jsonl")) < 2:
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=stop_when_both_train).start()
+    with pytest.raises(Interrupted, match="stopped by SIGTERM, every run after a checkpoint"):
+        reproduce(jobs, **places, device=CPU, at_once=2)
+    assert len(list((tmp_path / "s").rglob("checkpoint.safetensors"))) == 2
+    assert not list((tmp_path / "r").rglob("*.json"))
+    assert reproduce(jobs, **places, device=CPU, at_once=2) == 0
 
 
 def test_two_at_once(tmp_path):

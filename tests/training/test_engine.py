@@ -10,7 +10,7 @@ from setwise import encoders, methods
 from setwise.data import ImageSet
 from setwise.losses.presets import presets
 from setwise.recipe import METHODS, Recipe
-from setwise.training.engine import Engine
+from setwise.training.engine import Engine, _check_share
 from setwise.training.errors import TrainingError
 from setwise.training.schedule import epoch_order
 from setwise.views import preset
@@ -147,6 +147,14 @@ def test_restoring_something_else_is_refused_and_changes_nothing(digits, recipe)
 def test_bad_settings(digits, recipe):
     with pytest.raises(ValueError, match=r"expected a batch of at most the 200 images of digits, got 500"):
         Engine(replace(recipe, batch=500, drop_last=True), digits, seed=1, device=CPU)
+
+
+def test_a_part_of_a_gpu_is_warned_of(monkeypatch):
+    monkeypatch.delenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", raising=False)
+    _check_share()
+    monkeypatch.setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "30")
+    with pytest.warns(RuntimeWarning, match=r"to be unset, got 30: .* docs/how-to/errors.md#mps"):
+        _check_share()
 
 
 def test_a_loss_that_is_not_finite_is_told(digits, recipe):

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import json
 import multiprocessing as mp
+import os
 import shutil
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -278,11 +281,12 @@ def work(
     """Run what is not yet done and nobody else is at; what failed, in words.
 
     ``forget``: a run's folder (checkpoint, page) is removed once its record is there; hundreds of runs fill a disk.
+    What went wrong with a run stands beside its record's place, so that other workers leave it alone.
     """
     failed = []
     for job in jobs:
         path = job.record(results)
-        if path.exists():
+        if path.exists() or _failure(path).exists():
             continue
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -306,7 +310,19 @@ def work(
         except (TrainingError, ValueError, OSError) as error:
             failed.append(f"{job.name} {job.variant} seed {job.seed}: {error}")
             print(f"failed: {failed[-1]}", file=sys.stderr, flush=True)
+            write_text(_failure(path), failed[-1] + "\n")
     return failed
+
+
+def _failure(record: Path) -> Path:
+    return record.with_suffix(".failed")
+
+
+def _worker(*arguments: Any) -> None:
+    try:
+        work(*arguments)
+    except (Interrupted, KeyboardInterrupt):  # the one who asked knows, and says it once
+        sys.exit(1)
 
 
 def reproduce(
@@ -319,15 +335,48 @@ def reproduce(
     at_once: int = 1,
     forget: bool = False,
 ) -> int:
-    """Run the jobs, ``at_once`` side by side; how many records are missing in the end."""
+    """Run the jobs, ``at_once`` side by side; how many records are missing in the end.
+
+    What failed before is tried again, once. A signal stops all of them, each after a checkpoint.
+    """
+    places = [job.record(results) for job in jobs]
+    for path in places:
+        _failure(path).unlink(missing_ok=True)
+    arguments = (list(jobs), results, scratch, device, root, forget)
     if at_once == 1:
-        work(jobs, results, scratch, device, root, forget)
+        work(*arguments)
     else:
-        context = mp.get_context("spawn")
-        arguments = (list(jobs), results, scratch, device, root, forget)
-        workers = [context.Process(target=work, args=arguments) for _ in range(at_once)]
+        _side_by_side(at_once, arguments)
+    failures = [_failure(path) for path in places if _failure(path).exists()]
+    for failure in failures:
+        if at_once > 1:  # those of many workers are lost among the others' lines
+            print(f"failed: {failure.read_text().strip()}", file=sys.stderr)
+        failure.unlink()
+    return sum(not path.exists() for path in places)
+
+
+def _side_by_side(at_once: int, arguments: tuple[Any, ...]) -> None:
+    context = mp.get_context("spawn")
+    workers = [context.Process(target=_worker, args=arguments) for _ in range(at_once)]
+    seen = 0
+
+    def stop(number: int, frame: object) -> None:
+        nonlocal seen
+        seen = number
+        for worker in workers:
+            if worker.pid is not None and worker.is_alive():
+                os.kill(worker.pid, number)
+
+    here = threading.current_thread() is threading.main_thread()  # others cannot have signals
+    old = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)} if here else {}
+    try:
         for worker in workers:
             worker.start()
         for worker in workers:
             worker.join()
-    return sum(not job.record(results).exists() for job in jobs)
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+    if seen:
+        name = signal.Signals(seen).name
+        raise Interrupted(seen, f"stopped by {name}, every run after a checkpoint; the same command goes on")

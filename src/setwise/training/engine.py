@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from inspect import signature
@@ -53,6 +55,7 @@ class Engine:
         on_gpu = device.type == "cuda"
         self.precision = recipe.precision if recipe.precision != "auto" else "bfloat16" if on_gpu else "float32"
         if on_gpu:
+            _check_share()
             torch.backends.cudnn.benchmark = True
             torch.backends.cudnn.allow_tf32 = self.precision != "float32"  # float32 means float32
         if recipe.batch % self.processes.size:
@@ -258,6 +261,17 @@ class Engine:
                 self._turn.add_(1)
 
         return run
+
+
+def _check_share() -> None:
+    share = os.environ.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "100")
+    if share != "100":
+        warnings.warn(
+            f"expected CUDA_MPS_ACTIVE_THREAD_PERCENTAGE to be unset, got {share}: with a part of a GPU the libraries' "
+            f"matrix products were wrong for some batch sizes; unset it, {see('how-to/errors#mps')}",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 def _moved(data: ImageSet | MatchedSet, device: torch.device) -> ImageSet | MatchedSet:
