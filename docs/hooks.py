@@ -217,7 +217,10 @@ def benchmarks_page() -> str:
             for name, row in step["encoders"].items()
         ],
     )
-    rates = ", ".join(f"{n} at once {rate:.0f}" for n, rate in concurrent["encoders"]["conv4"]["runs_per_hour"].items())
+    processes, streams = (
+        ", ".join(f"{n} at once {rate:.0f}" for n, rate in concurrent["encoders"]["conv4"][key].items())
+        for key in ("runs_per_hour", "runs_per_hour_on_streams")
+    )
     added = _table(
         ["N", "iteration", "QARe adds", "dense eigenvalues take"],
         [
@@ -243,7 +246,8 @@ command that wrote each.
 ## A training step (NVIDIA H200, bf16, two views, with QARe; torchvision with {step["workers"]} workers)
 
 {steps}
-Conv-4 runs of 200 epochs an hour, side by side under MPS: {rates}.
+Conv-4 runs of 200 epochs an hour, side by side: processes under MPS, as `setwise reproduce --at-once` starts them,
+{processes}; CUDA streams of one process {streams}.
 
 ## What QARe adds to a captured ResNet-32 step of plain torch (NVIDIA H200)
 

@@ -17,7 +17,9 @@ import setwise as sw
 from setwise import cli
 from setwise.checks import DOCS, see
 from setwise.experiments import records
+from setwise.experiments.collected import collect, groups
 from setwise.experiments.recipes import RECIPES
+from setwise.experiments.tables import shown
 from setwise.losses.presets import PRESETS
 
 ROOT = Path(__file__).parent.parent
@@ -289,6 +291,28 @@ def test_the_benchmarks_page_and_the_readme_are_made_of_the_records():
     assert f"{conv4['setwise_ms']:.2f} ms with Conv-4 and {resnet32['setwise_ms']:.2f} ms with ResNet-32" in said
     assert f"takes {conv4['torchvision_ms']:.1f} and {resnet32['torchvision_ms']:.1f} ms" in said
     assert f"batch 512, takes {step['resnet18']['epoch_seconds']:.1f} s" in said
+
+
+def test_the_readmes_answer_is_made_of_the_records():
+    said = (ROOT / "README.md").read_text().replace("**", "")
+    found = {g.name: g for g in groups(collect(ROOT / "results")[0]) if g.kind == "matching"}
+    large, small = (found[f"matching-cifar10-{instances}"] for instances in (10000, 1467))
+    labels = (
+        "alone",
+        "+ QARe, the paper's term and weight",
+        "+ alignment gap, ours",
+        "+ its control without eigenvalues",
+    )
+    for i, label in enumerate(labels):
+        cells = []
+        for group in (large, small):
+            row = [row for row in group.rows if row.base == "infonce"][i]
+            assert len(row.runs) == 10
+            cells.append(shown(group.difference(row, "held_out_accuracy") if i else row.mean("held_out_accuracy")))
+        assert f"| {label} | {cells[0]} | {cells[1]} |" in said
+    for base, side in {"triplet": "above", "sparseclr": "above", "nt-logistic": "around"}.items():
+        row = next(row for row in large.rows if (row.base, row.term) == (base, "qare"))
+        assert large.difference(row, "held_out_accuracy").side == side
 
 
 def test_the_results_page_is_made_of_the_records(tmp_path):
