@@ -262,7 +262,7 @@ def reproduce_table(
     dry_run: Annotated[bool, tyro.conf.arg(help="list the runs, run nothing")] = False,
 ) -> None:
     """Make the runs of tables of the paper: those whose records are missing, several at once; safe to interrupt."""
-    from setwise.experiments.reproduce import estimate, expand, reproduce
+    from setwise.experiments.reproduce import expand, listing, reproduce
     from setwise.experiments.runs import choose_device
 
     if not tables:
@@ -273,14 +273,8 @@ def reproduce_table(
     if not runs:
         return
     jobs = _told(lambda: expand(runs, data=data, seeds=seeds, only=only, instances=instances, results=results))
-    missing = [job for job in jobs if not job.record(results).exists()]
     if dry_run:
-        for job in missing:
-            print(job.record(results))
-        seconds = estimate(missing, results)
-        took = f", {seconds / 60:.0f} minutes of training one after the other" if seconds is not None else ""
-        print(f"{len(missing)} of {len(jobs)} runs to make{took}")
-        return
+        return print("\n".join(listing(jobs, results)))
     make = partial(reproduce, jobs, results=results, scratch=scratch, root=root, at_once=at_once, forget=forget)
     left = _told(lambda: make(device=choose_device(device)))
     print(f"{len(jobs) - left} of {len(jobs)} records in {results}")

@@ -14,7 +14,7 @@ from filelock import FileLock
 from setwise.cli import main
 from setwise.experiments import records
 from setwise.experiments.recipes import recipe as find
-from setwise.experiments.reproduce import Job, estimate, expand, reproduce, work
+from setwise.experiments.reproduce import Job, estimate, expand, listing, reproduce, work
 from setwise.experiments.runs import splits
 from setwise.training.errors import Interrupted
 
@@ -58,19 +58,22 @@ def test_the_other_tables_and_the_time_they_take(tmp_path):
     with pytest.raises(ValueError, match="expected runs with 'conv5' in their name, got none"):
         expand("table2", only=("conv4", "conv5"))
     jobs = expand("table2", data="cifar10", seeds=(1,), only=("conv4-simclr",))
-    assert estimate(jobs, tmp_path) is None
+    assert estimate(jobs, tmp_path) == [None] * 4
+    assert listing(jobs, tmp_path)[-1] == "4 of 4 runs to make"
     row = {"recipe": "paper/cifar10-conv4-simclr-qare", "setwise_ms": 0.5}
     (tmp_path / "bench-step-x.json").write_text(json.dumps({"encoders": {"conv4": row}}))
-    assert estimate(jobs, tmp_path) == pytest.approx(4 * 200 * 391 * 0.5e-3)
-    assert estimate(expand("table2", data="cifar10", only=("conv4-random",)), tmp_path) == 0
+    assert estimate(jobs, tmp_path) == pytest.approx([200 * 391 * 0.5e-3] * 4)
+    assert estimate(expand("table2", data="cifar10", only=("conv4-random",)), tmp_path) == [0] * 6
     tiny = expand("table2", data="tiny-imagenet", seeds=(1,), only=("conv4-simclr",))
-    assert estimate(tiny, tmp_path) == pytest.approx(4 * 4 * 200 * 782 * 0.5e-3)
+    assert estimate(tiny, tmp_path) == pytest.approx([4 * 200 * 782 * 0.5e-3] * 4)
     halves = expand("table1", data="cifar10", seeds=(1,), instances=10_000, only=("paper/cifar10-matching-triplet/",))
-    assert estimate(halves, tmp_path) is None
+    assert estimate(halves, tmp_path) == [None]
+    said = listing([*jobs, *halves], tmp_path)
+    assert said[0] == f"{jobs[0].record(tmp_path)}  39 s"
+    assert said[-1] == "5 of 5 runs to make, 3 minutes of training one after the other, 1 of them not measured"
     row = {"recipe": "paper/cifar10-matching-infonce-qare", "setwise_ms": 3.0}
     (tmp_path / "bench-step-y.json").write_text(json.dumps({"encoders": {"matching": row}}))
-    assert estimate(halves, tmp_path) == pytest.approx(50 * (7000 // 128) * 3e-3)
-    assert estimate([*halves, *jobs], tmp_path) == pytest.approx(50 * 54 * 3e-3 + 4 * 200 * 391 * 0.5e-3)
+    assert estimate(halves, tmp_path) == pytest.approx([50 * (7000 // 128) * 3e-3])
 
 
 def test_the_best_of_an_ablation_is_confirmed_on_fresh_seeds(tmp_path, keep):

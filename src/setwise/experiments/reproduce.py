@@ -241,8 +241,8 @@ def expand(
 IMAGES = {"digits": (1297, 1), "cifar10": (50_000, 1), "cifar100": (50_000, 1), "tiny-imagenet": (100_000, 4)}
 
 
-def estimate(jobs: Sequence[Job], results: Path) -> float | None:
-    """Seconds that the training of ``jobs`` takes one after the other, from the step times that ``results`` holds.
+def estimate(jobs: Sequence[Job], results: Path) -> list[float | None]:
+    """Seconds that the training of each of ``jobs`` takes, alone, by the step times that ``results`` holds.
 
     Those are of 32 x 32 pixels; larger images take as many times longer as they have pixels. None where a step of
     such an encoder and batch was not measured (``setwise bench step`` does).
@@ -251,18 +251,30 @@ def estimate(jobs: Sequence[Job], results: Path) -> float | None:
     for path in sorted(results.glob("bench-step*.json")):
         for row in json.loads(path.read_text())["encoders"].values():
             measured[_step(recipe(row["recipe"]))] = row["setwise_ms"]
-    total = 0.0
-    for job in jobs:
-        if not job.recipe.epochs:
+    found: list[float | None] = []
+    for it in (job.recipe for job in jobs):
+        if it.epochs and (it.data not in IMAGES or _step(it) not in measured):
+            found.append(None)
             continue
-        it = job.recipe
-        if it.data not in IMAGES or _step(it) not in measured:
-            return None
-        images, pixels = IMAGES[it.data]
+        images, pixels = IMAGES.get(it.data, (0, 0))
         images = split_sizes(it.instances or images)[0] if it.method == "matching" else images - it.validation
         steps = images // it.batch if it.drop_last else -(-images // it.batch)
-        total += pixels * it.epochs * steps * measured[_step(it)] / 1e3
-    return total
+        found.append(pixels * it.epochs * steps * measured[_step(it)] / 1e3 if it.epochs else 0.0)
+    return found
+
+
+def listing(jobs: Sequence[Job], results: Path) -> list[str]:
+    """The runs that have no record, with the time each takes where that is known, and all of it."""
+    missing = [job for job in jobs if not job.record(results).exists()]
+    times = estimate(missing, results)
+    lines = [
+        f"{job.record(results)}" + ("" if seconds is None else f"  {seconds:.0f} s")
+        for job, seconds in zip(missing, times, strict=True)
+    ]
+    known = [seconds for seconds in times if seconds is not None]
+    took = f", {sum(known) / 60:.0f} minutes of training one after the other" if known else ""
+    took += f", {len(times) - len(known)} of them not measured" if known and len(known) < len(times) else ""
+    return [*lines, f"{len(missing)} of {len(jobs)} runs to make{took}"]
 
 
 def _step(it: Recipe) -> tuple[bool, str, int]:
