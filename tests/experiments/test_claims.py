@@ -4,12 +4,18 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_rel
 
-from setwise.experiments.claims import claims, lead, settings
+from setwise.experiments.claims import claims, differences, lead, settings
 from setwise.experiments.collected import collect, groups
+from setwise.experiments.tables import shown
 
 NAME = "released/cifar10-conv4-simclr"
-QUESTIONS = ["QARe helps", "SparseCLR beats SimCLR", "Weights 0.75 to 1.25 are safe", "SparseCLR's support is sparse"]
-QUESTIONS += ["SparseCLR weighs false negatives more", "A point on both encoders", "The ablation's best holds"]
+QUESTIONS = ["QARe helps", "QARe beats its control", "SparseCLR beats SimCLR", "Weights 0.75 to 1.25 are safe"]
+QUESTIONS += [
+    "SparseCLR's support is sparse",
+    "SparseCLR weighs false negatives more",
+    "A point on both encoders",
+    "The ablation's best holds",
+]
 
 
 @pytest.fixture
@@ -26,9 +32,9 @@ def test_without_runs_every_claim_says_so(found):
     table = claims(found())
     assert [row[0] for row in table.rows] == QUESTIONS
     assert all(row[1:4] == ["no runs yet", None, None] for row in table.rows)
-    assert table.rows[1][4] == "yes, but not ResNet-32 on CIFAR-10"
+    assert table.rows[2][4] == "yes, but not ResNet-32 on CIFAR-10"
     assert settings(found()).rows == []
-    assert lead(found()).count("No runs yet.") == 3
+    assert lead(found()) == "Does QARe help? No runs yet. (0 runs.)"
 
 
 def test_sparseclr_against_simclr_is_paired_by_seed(keep, found):
@@ -45,7 +51,7 @@ def test_sparseclr_against_simclr_is_paired_by_seed(keep, found):
     assert (ours.low, ours.high) == pytest.approx((expected.low, expected.high))
     assert (other[1], other[3]) == ("no", "-6.08")
     ((verdict, least, greatest, _),) = told(claims(found()), "SparseCLR beats SimCLR")
-    assert verdict == "of 2 settings: 1 yes, 1 no"
+    assert verdict == "of 2 settings: 1 yes (1 after Holm's correction), 1 no (1 after Holm's correction)"
     assert (least, greatest) == (other[2], ours)
 
 
@@ -60,7 +66,42 @@ def test_the_verdict_is_where_the_interval_lies(keep, found, gains, verdict):
     ((said, least, greatest, _),) = told(claims(found()), "QARe helps")
     assert (said, least) == (verdict, None)
     assert greatest.mean == pytest.approx(np.mean(gains))
-    assert lead(found()).startswith(f"Does QARe help? {verdict.capitalize()}.")
+    more = f": SimCLR (CIFAR-10, Conv-4, released) {shown(greatest)}" if verdict in ("yes", "no") else ""
+    assert lead(found()).startswith(f"Does QARe help? {verdict.capitalize()}{more}.")
+
+
+def test_qare_against_its_control_is_paired_by_seed(keep, found):
+    values = {"": (0.60, 0.61, 0.62), "-qare": (0.640, 0.655, 0.651), "-control": (0.62, 0.63, 0.65)}
+    for end, accuracies in values.items():
+        form, more = ("setwise", {"beta": 3.0}) if end == "-control" else ("paper", {})
+        for seed, accuracy in enumerate(accuracies, start=1):
+            keep(f"{form}/cifar10-matching-infonce{end}", seed, {"test_accuracy": accuracy}, **more)
+    expected = ttest_rel(*(100 * np.array(values[end]) for end in ("-qare", "-control")))
+    ((where, verdict, ours, _),) = told(settings(found()), "QARe beats its control")
+    assert (where, verdict) == ("InfoNCE: CIFAR-10, 1,467", "cannot be told")
+    low, high = expected.confidence_interval(0.95)
+    assert (ours.low, ours.high, ours.p) == pytest.approx((low, high, expected.pvalue))
+    ((_, _, _, against, *_),) = differences(found()).rows
+    assert against == ours
+
+
+def test_many_settings_are_named_and_corrected_for(keep, found):
+    for i, encoder in enumerate(("conv4", "resnet32")):
+        for form in ("paper", "released"):
+            for data in ("cifar10", "cifar100"):
+                for seed, gain in enumerate((1.0, 1.1 + i, 1.0 - i), start=1):
+                    keep(f"{form}/{data}-{encoder}-simclr", seed, {"probe_accuracy": 0.6})
+                    keep(f"{form}/{data}-{encoder}-simclr-qare", seed, {"probe_accuracy": 0.6 + gain / 100})
+    keep("paper/cifar10-conv4-sparseclr", 1, {"probe_accuracy": 0.6})
+    keep("paper/cifar10-conv4-sparseclr-qare", 1, {"probe_accuracy": 0.7})
+    ((said, least, greatest, _),) = told(claims(found()), "QARe helps")
+    p = ttest_rel([1.0, 1.1, 1.0], [0, 0, 0]).pvalue
+    stay = 4 if 8 * p < 0.05 else 0
+    assert said == (
+        f"of 8 settings: 4 yes ({stay} after Holm's correction), 4 cannot be told; 1 more with one seed only"
+    )
+    assert (least.mean, greatest.mean) == pytest.approx((31 / 30, 31 / 30)), "those that cannot be told do not count"
+    assert "cannot be told: 4 of 9 settings; one seed only: 1 of 9 settings" in lead(found())
 
 
 def test_safe_weights_are_those_of_the_sweep(keep, found):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.stats import ttest_rel
 
 from setwise.experiments import paper_numbers
-from setwise.experiments.statistics import PairedDifference, mean_std, number, paired_difference
+from setwise.experiments.statistics import PairedDifference, holm, mean_std, number, paired_difference
 
 VALUES = st.floats(0, 100)
 
@@ -37,6 +37,15 @@ def test_the_interval_is_that_of_the_paired_t_test(pairs, level):
     found = paired_difference(dict(enumerate(a)), dict(enumerate(b)), level)
     assert (found.low, found.high) == pytest.approx((expected.low, expected.high), rel=1e-9, abs=1e-9)
     assert found.mean == pytest.approx(float(np.mean(a - b)), abs=1e-9)
+    assert found.p == pytest.approx(ttest_rel(a, b).pvalue, rel=1e-6, abs=1e-12)
+
+
+def test_holms_correction_by_hand():
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.9, 0.8]) == [1.0, 1.0]
+    assert holm([]) == []
+    assert paired_difference({1: 2.0, 2: 3.0}, {1: 1.0, 2: 2.0}).p == 0
+    assert paired_difference({1: 2.0, 2: 3.0}, {1: 2.0, 2: 3.0}).p == 1
 
 
 def test_by_hand_over_the_shared_seeds_only():

@@ -73,6 +73,7 @@ def chart(
     texts += [_text(f"{left - 5:g}", down(v, 4), "end", label) for label, v in y_ticks.items()]
     texts += [_text(f"{right:g}", f"{HEIGHT - 5:g}", "end", x), _text("2", "13", "start", y)]
     behind, lines, legend, says = [], [], [], []
+    furthest = f"{max(point[0] for point in finite):.9g}"
     for i, (name, points) in enumerate(kept.items()):
         colour, dash = f"c{i % COLOURS}", DASHES[i % len(DASHES)]
         look = f'class="line {colour}"' + (f' stroke-dasharray="{dash}"' if dash else "")
@@ -88,7 +89,8 @@ def chart(
                 values.append(f"{point[0]:.9g},{point[1]:.5g}")
                 if not drawable(before) and not drawable(after):  # alone between gaps
                     dots += f'<circle class="{colour}" cx="{place[0]}" cy="{place[1]}" r="3"/>'
-        last = values[-1].split(",")[1] if values else "no values"
+        at, last = values[-1].split(",") if values else ("", "no values")
+        last += f" (at {at})" if at and at != furthest else ""
         gaps = sum(not drawable((float(u), float(v))) for u, v in series[name])
         lost = f" ({gaps} not {'above zero' if log else 'finite'})" if gaps else ""
         lines.append(f'<path {look} d="{path}" data-v="{" ".join(values)}"><title>{escape(name)}</title></path>{dots}')
@@ -101,7 +103,7 @@ def chart(
         f'<svg viewBox="0 0 {WIDTH:g} {HEIGHT:g}" role="img" aria-label="{label}">'
         f'<path class="grid" d="{grid}"/>{"".join(texts)}\n'
         f'<path class="cursor" data-span="{TOP:g}V{bottom:g}" d=""/>' + "\n".join([*behind, *lines]) + "</svg>"
-        f'<div class="soft">{escape(x)} <output>{max(p[0] for p in finite):.9g}</output></div>'
+        f'<div class="soft">{escape(x)} <output>{furthest}</output></div>'
         f'<ul class="legend">{"".join(legend)}</ul>{small(note)}</figure>'
     )
 

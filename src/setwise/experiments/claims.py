@@ -1,4 +1,4 @@
-"""The paper's claims, each with what the paper says, what our runs say and a verdict: the report's first screen."""
+"""Claims, the paper's and ours: what the paper says, what our runs say, a verdict. The report's first screen."""
 
 from __future__ import annotations
 
@@ -8,26 +8,31 @@ from setwise.experiments.collected import TERMS, Group, Row
 from setwise.experiments.figures import sweeps
 from setwise.experiments.paper_numbers import SAFE_WEIGHTS, word
 from setwise.experiments.spectra import by_seed, last_look
-from setwise.experiments.statistics import MeanStd, PairedDifference, mean_std, paired_difference
-from setwise.experiments.tables import Cell, Table, bests_of, is_ablation, paper_number
+from setwise.experiments.statistics import MeanStd, PairedDifference, holm, mean_std, paired_difference
+from setwise.experiments.tables import Cell, Table, bests_of, is_ablation, paper_number, shown
 
 VERDICTS = {"above": "yes", "around": "cannot be told", "below": "no", "unknown": "one seed only"}
 NO_RUNS, UNCONFIRMED = "no runs yet", "seen on validation only"
 GOAL = 1.0  # points: the gain that this project looks for
 BOTH = ("conv4", "resnet32")  # the paper's encoders
-SPARSE = 50.0  # a support below so many per cent of the negatives is called sparse: dense losses have 100
+SPARSE = 50.0  # a support below so many per cent of the negatives is called sparse: softmax, unclamped, has 100
+LEVEL = 0.05
+NAMED = 4  # settings of one verdict that the lead names
 EXPLAINED = (
     "Differences are taken seed by seed, between the loss with the term and the same loss without it, and then "
     "averaged; in brackets the 95 % interval (Student's t). An interval that contains zero means that these runs "
-    "cannot tell, not that there is no effect; and of twenty intervals one misses by chance."
+    "cannot tell, not that there is no effect; and of twenty intervals one misses by chance. With three seeds an "
+    "interval rests on two degrees of freedom: its width is itself mostly chance. All seeds share one split of the "
+    "data: intervals are about the randomness of training, not about other images."
 )
 NOTE = (
-    "The least and the greatest difference among the settings, in points, seed by seed, with 95 % intervals: yes above "
-    "zero, no below, cannot be told around it."
+    "Verdicts of differences, seed by seed, in points: yes if the 95 % interval is above zero, no below, cannot be "
+    "told around it; and how many stay after Holm's correction for so many settings. From and to: the least and the "
+    "greatest among the settings that can be told, or of all where none can. Support is no difference: per cent of "
+    "the negatives that have weight, sparse below half."
 )
 SIGNS = (
-    "Verdicts as above; of twenty intervals one misses by chance. Support: per cent of the negatives that have weight, "
-    "sparse below half. False negatives: points of the weight's share on images of the same class, against SimCLR. A "
+    "Verdicts as above. False negatives: points of the weight's share on images of the same class, against SimCLR. A "
     "point on both encoders: the difference of the encoder that gains less; yes if both gain a point with intervals "
     "above zero, no if an interval ends below a point."
 )
@@ -56,10 +61,27 @@ def differences(found: Sequence[Group]) -> Table:
         for base in dict.fromkeys(row.base for row in group.rows):
             if any(base in cells[term] for term in terms):
                 ours, *others = (cells[term].get(base) for term in terms)
-                rows.append([f"{word(base)}: {group.setting}", ours, _paper_gain(group, base), *others])
-    columns = ["loss", TERMS["qare"], "paper's QARe", *(TERMS[term] for term in terms[1:])]
+                against = _against_control(group, base)
+                rows.append([f"{word(base)}: {group.setting}", ours, _paper_gain(group, base), against, *others])
+    columns = ["loss", TERMS["qare"], "paper's QARe", "QARe against control", *(TERMS[term] for term in terms[1:])]
     starred = " *: recipes with changes, which the tables below name." if any(group.changed for group in found) else ""
     return Table("differences", columns, rows, "What set-level terms add, in points of accuracy", EXPLAINED + starred)
+
+
+def _against_control(group: Group, base: str) -> PairedDifference | None:
+    """QARe minus its control without eigenvalues, where both were run."""
+    rows = [next((row for row, _ in compared(group, term) if row.base == base), None) for term in ("qare", "control")]
+    ours, control = (row.values(group.measure[0]) if row else {} for row in rows)
+    return paired_difference(ours, control)
+
+
+def _beats_control(found: Sequence[Group]) -> list[Found]:
+    return [
+        (f"{word(base)}: {group.setting}", None, difference, VERDICTS[difference.side])
+        for group in found
+        for base in dict.fromkeys(row.base for row in group.rows)
+        if (difference := _against_control(group, base)) is not None
+    ]
 
 
 def _paper_gain(group: Group, base: str) -> str | None:
@@ -180,6 +202,7 @@ def _probed(found: Sequence[Group]) -> list[Group]:
 # The question, the claim in few words, what the paper says, and what answers it.
 QUESTIONS: tuple[tuple[str, str, str, Callable[[Sequence[Group]], list[Found]]], ...] = (
     ("Does QARe help?", "QARe helps", "yes", _qare_helps),
+    ("Does QARe beat its control without eigenvalues?", "QARe beats its control", "-", _beats_control),
     ("Does SparseCLR beat SimCLR?", "SparseCLR beats SimCLR", "yes, but not ResNet-32 on CIFAR-10", _sparse_helps),
     (
         "Does QARe help with any weight from {:g} to {:g}?".format(*SAFE_WEIGHTS),
@@ -207,19 +230,21 @@ QUESTIONS: tuple[tuple[str, str, str, Callable[[Sequence[Group]], list[Found]]],
         _best_holds,
     ),
 )
-LEADING = (QUESTIONS[0], *QUESTIONS[-2:])
+LEADING = (QUESTIONS[0], QUESTIONS[-2], QUESTIONS[-1])
+TOLD = (VERDICTS["above"], VERDICTS["below"])
 
 
 def claims(found: Sequence[Group]) -> Table:
-    """A row for each claim: how many settings say what, and the least and the greatest difference among them."""
+    """A row for each claim: how many settings say what, and the least and the greatest of those that can be told."""
     rows: list[list[Cell]] = []
     for _, claim, paper, answered in QUESTIONS:
         answers = answered(found)
-        ours = sorted((answer[2] for answer in answers), key=lambda found: found.mean)
+        told = [answer for answer in answers if answer[3] in TOLD]
+        ours = sorted((answer[2] for answer in told or answers), key=lambda found: found.mean)
         ends = (ours[0] if len(ours) > 1 else None, ours[-1] if ours else None)
         rows.append([claim, _counted(answers), *ends, paper])
-    columns = ("claim", "verdict", "least", "greatest", "paper")
-    return Table("claims", columns, rows, "The paper's claims", NOTE, wrap=True)
+    columns = ("claim", "verdict", "from", "to", "paper")
+    return Table("claims", columns, rows, "The paper's claims, and ours", NOTE, wrap=True)
 
 
 def settings(found: Sequence[Group]) -> Table:
@@ -232,18 +257,51 @@ def settings(found: Sequence[Group]) -> Table:
 
 
 def lead(found: Sequence[Group]) -> str:
-    """The two questions that matter most, and how many runs answer them."""
+    """Does QARe help, and the other questions that matter most if runs answer them; and how many runs there are."""
     runs = sum(len(group.runs) for group in found)
-    said = [f"{question} {_counted(answer(found)).capitalize()}." for question, _, _, answer in LEADING]
+    answers = {question: answer(found) for question, _, _, answer in LEADING}
+    said = [f"{question} {_said(these)}." for i, (question, these) in enumerate(answers.items()) if these or i == 0]
     return f"{' '.join(said)} ({runs:,} {'run' if runs == 1 else 'runs'}.)"
+
+
+def _said(answers: Sequence[Found]) -> str:
+    """Each verdict with the settings that it is of, those that can be told with their numbers."""
+    parts = []
+    for verdict in (*VERDICTS.values(), UNCONFIRMED):
+        mine = sorted((a for a in answers if a[3] == verdict), key=lambda answer: -abs(answer[2].mean))
+        if mine and verdict in TOLD:
+            names = [f"{where.replace(': ', ' (', 1)}) {shown(ours)}" for where, _, ours, _ in mine[:NAMED]]
+            more = f" and {len(mine) - NAMED} more" if len(mine) > NAMED else ""
+            parts.append(f"{verdict}: {', '.join(names)}{more}")
+        elif mine:
+            parts.append(f"{verdict}: {len(mine)} of {len(answers)} settings" if len(answers) > 1 else verdict)
+    words = "; ".join(parts) or NO_RUNS
+    return words[0].upper() + words[1:]
 
 
 def _counted(answers: Sequence[Found]) -> str:
     """The verdicts: the one there is, or how many settings have which."""
     verdicts = [verdict for *_, verdict in answers]
-    kinds = [verdict for verdict in (*VERDICTS.values(), UNCONFIRMED) if verdict in verdicts]
     if len(verdicts) < 2:
         return verdicts[0] if verdicts else NO_RUNS
+    kinds = [verdict for verdict in (*VERDICTS.values(), UNCONFIRMED) if verdict in verdicts]
+    once = VERDICTS["unknown"]
+    alone, kinds = verdicts.count(once), [kind for kind in kinds if kind != once] or kinds
+    parts = [f"{verdicts.count(kind)} {kind}{_corrected(answers, kind)}" for kind in kinds]
+    more = f"; {alone} more with one seed only" if alone and kinds != [once] else ""
+    total = len(verdicts) - (alone if more else 0)
     if len(kinds) == 1:
-        return f"{kinds[0]} in all of {len(verdicts)} settings"
-    return f"of {len(verdicts)} settings: " + ", ".join(f"{verdicts.count(kind)} {kind}" for kind in kinds)
+        return f"{kinds[0]} in all of {total} settings{_corrected(answers, kinds[0])}{more}"
+    return f"of {total} settings: {', '.join(parts)}{more}"
+
+
+def _corrected(answers: Sequence[Found], verdict: str) -> str:
+    """How many of those that can be told stay so after Holm's correction for all that were tested."""
+    if verdict not in TOLD:
+        return ""
+    tests = [(ours.p, said) for *_, ours, said in answers if isinstance(ours, PairedDifference) and ours.p is not None]
+    mine = [i for i, (_, said) in enumerate(tests) if said == verdict]
+    if not mine or len(tests) < 2:
+        return ""
+    adjusted = holm([p for p, _ in tests])
+    return f" ({sum(adjusted[i] < LEVEL for i in mine)} after Holm's correction)"

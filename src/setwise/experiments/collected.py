@@ -273,14 +273,15 @@ def _chosen(base: str, term: str, runs: list[Run]) -> tuple[Row, str]:
     if not found:
         return Row(base, term), ""
     if len(weights) == 1:
-        return found[weights[0]], f"weight {weights[0]:g} is the only one that was run"
+        return found[weights[0]], f"weight {weights[0]:g} is the only one that was run, so not chosen here"
     val = {weight: row.values("val_accuracy") for weight, row in found.items()}
     shared = sorted(set.intersection(*(set(values) for values in val.values())))
     if not shared:
         return Row(base, term), f"none chosen, since no seed was run with all of {_list(val)}"
     means = {weight: mean_std([values[seed] for seed in shared]).mean for weight, values in val.items()}
     best = max(means, key=lambda weight: means[weight])  # the first of equals, so the least
-    return found[best], f"the best validation accuracy of {_list(val)}, mean of seeds {_list(shared)}"
+    edge = f", at the edge of them: {best:g}" if best in (weights[0], weights[-1]) else ""
+    return found[best], f"the best validation accuracy of {_list(val)}, mean of seeds {_list(shared)}{edge}"
 
 
 def _list(values: Iterable[float]) -> str:

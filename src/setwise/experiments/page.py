@@ -35,10 +35,12 @@ figure{margin:1.2rem 0}
 figcaption{max-width:44rem}
 .soft{color:var(--soft);font-size:.9rem;margin:.1rem 0 .4rem}
 .scroll{overflow-x:auto;border:1px solid var(--line);border-radius:6px;max-width:max-content}
-table{border-collapse:collapse;font-variant-numeric:tabular-nums}
+table{border-collapse:collapse;font-size:.93rem;font-variant-numeric:tabular-nums}
 th,td{padding:.4rem .8rem;text-align:left;white-space:nowrap;border-top:1px solid var(--line)}
 thead th{background:var(--panel);border-top:0;white-space:normal;vertical-align:bottom}
 tbody th{font-weight:400}
+tbody th,thead th:first-child{position:sticky;left:0;z-index:1}
+tbody th{background:var(--page)}
 .wrap th,.wrap td:not(.n){white-space:normal;min-width:6.5rem}
 .n{text-align:right}
 th button{all:unset;cursor:pointer}
@@ -60,7 +62,7 @@ img{max-width:min(100%,50rem);margin-top:.4rem;height:auto;border-radius:6px;bac
 details{border:1px solid var(--line);border-radius:6px;padding:.5rem .8rem;margin:1.2rem 0}
 summary{cursor:pointer}
 pre{overflow-x:auto;font-size:.85rem}
-@media (max-width:30rem){th,td{padding:.35rem .5rem}}
+@media (max-width:30rem){th,td{padding:.35rem .5rem}tbody th{white-space:normal;min-width:7rem}}
 @media print{main{max-width:none;padding:0}.chart{width:48%}.scroll{overflow:visible;border:0}
 th button::after{content:none}figure,tr{break-inside:avoid}h2{break-after:avoid}pre{white-space:pre-wrap}}
 """ + "".join(f".c{i}{{stroke:var(--c{i})}}circle.c{i},.band.c{i}{{fill:var(--c{i})}}\n" for i in range(COLOURS))

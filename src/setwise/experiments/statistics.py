@@ -27,6 +27,7 @@ class PairedDifference:
     high: float | None
     n: int
     seeds: tuple[int, ...]
+    p: float | None = None  # that of a two-sided t test against zero
 
     @property
     def side(self) -> Literal["above", "around", "below", "unknown"]:
@@ -49,7 +50,7 @@ def paired_difference(a: Mapping[int, float], b: Mapping[int, float], level: flo
         mean ± t(n-1, (1 + level) / 2) · s / √n
 
     s is the sample standard deviation of the n differences. Runs of one seed start from the same weights and see the
-    same batches, so what a seed is worth drops out of its difference; the interval takes what is left as normal.
+    same batches: as far as a seed is worth the same to both, that drops out. What is left is taken as normal.
     """
     if not 0 < level < 1:
         raise ValueError(f"expected a level between 0 and 1, got {level}")
@@ -59,10 +60,21 @@ def paired_difference(a: Mapping[int, float], b: Mapping[int, float], level: flo
     found = mean_std([a[seed] - b[seed] for seed in seeds])
     if found.std is None:
         return PairedDifference(found.mean, None, None, 1, seeds)
-    from scipy.special import stdtrit
+    from scipy.special import stdtr, stdtrit
 
-    half = float(stdtrit(found.n - 1, (1 + level) / 2)) * found.std / math.sqrt(found.n)
-    return PairedDifference(found.mean, found.mean - half, found.mean + half, found.n, seeds)
+    error = found.std / math.sqrt(found.n)
+    half = float(stdtrit(found.n - 1, (1 + level) / 2)) * error
+    p = float(2 * stdtr(found.n - 1, -abs(found.mean) / error)) if error else float(found.mean == 0)
+    return PairedDifference(found.mean, found.mean - half, found.mean + half, found.n, seeds, p)
+
+
+def holm(values: Sequence[float]) -> list[float]:
+    """Holm's adjusted p-values: below α, such a test is among those of which none errs, with probability 1 - α."""
+    found, largest = [0.0] * len(values), 0.0
+    for place, i in enumerate(sorted(range(len(values)), key=lambda i: values[i])):
+        largest = max(largest, min(1.0, (len(values) - place) * values[i]))
+        found[i] = largest
+    return found
 
 
 def number(value: object) -> float | None:

@@ -13,7 +13,7 @@ from setwise.experiments import paper_numbers
 from setwise.experiments.collected import METHODS, TERMS, Group, Row, machine
 from setwise.experiments.page import Page
 from setwise.experiments.paper_numbers import word
-from setwise.experiments.statistics import MeanStd, PairedDifference, paired_difference
+from setwise.experiments.statistics import MeanStd, PairedDifference, number, paired_difference
 
 Cell = str | int | float | MeanStd | PairedDifference | None
 NONE = "-"  # of a run that was not made
@@ -63,7 +63,7 @@ def matching_table(group: Group) -> Table:
     }
     columns = [
         *("loss", "n", *(f"{name}{end}" for name in parts for end in (" accuracy", ", difference to plain"))),
-        *("quadratic adds", "paper (CUHK-03)", "rank-1", "mAP"),
+        *("quadratic adds", "structure off", "paper (CUHK-03)", "rank-1", "mAP"),
     ]
     rows = []
     for row in group.rows:
@@ -71,10 +71,14 @@ def matching_table(group: Group) -> Table:
         for key in parts.values():
             cells += [row.mean(key), group.difference(row, key)]
         adds = paired_difference(row.values(f"quadratic_{group.measure[0]}"), row.values(group.measure[0]))
-        rows.append([*cells, adds, paper_number(group, row), *map(row.mean, ("rank1", "mean_average_precision"))])
+        weights = [number(run.record["final"].get("quadratic_weight")) for run in row.runs.values()]
+        off = f"{weights.count(0.0)} of {len(weights)}" if weights else None
+        rows.append([*cells, adds, off, paper_number(group, row), *map(row.mean, ("rank1", "mean_average_precision"))])
     note = (
-        f"{NOTE} Held-out: mean over sets of identities that no split has. Quadratic: pairs and structure are matched "
-        f"together, and what that adds to the same runs' {group.measure[1]}. {_machines(group)}"
+        f"{NOTE} Weights are those of the epoch with the best validation accuracy. Held-out: mean over {_sets(group)} "
+        "that no split has, the same for all seeds. Quadratic: pairs and structure are matched together, and what that "
+        f"adds to the same runs' {group.measure[1]}; structure off: runs whose validation split gave it weight 0, so "
+        f"that both are the same. {_machines(group)}"
     )
     if group.choices:
         how: dict[str, list[str]] = {}
@@ -86,7 +90,7 @@ def matching_table(group: Group) -> Table:
 
 def classification_table(group: Group) -> Table:
     """Tables 2 and 3 for one encoder, one data set and one form of the losses."""
-    columns = ("method", "n", "probe accuracy", "difference to plain", "paper", "kNN-20 accuracy")
+    columns = ("method", "n", "probe accuracy", "difference to plain", "paper", "kNN-20 accuracy", "kNN-20, difference")
     rows = [
         (
             row.label,
@@ -95,11 +99,12 @@ def classification_table(group: Group) -> Table:
             group.difference(row, "probe_accuracy"),
             paper_number(group, row),
             row.mean("knn20_accuracy"),
+            group.difference(row, "knn20_accuracy"),
         )
         for row in group.rows
         if group.is_main(row) or row not in group.sweep(row.base).values()  # a sweep has a table of its own
     ]
-    note = f"{NOTE} Accuracies are of the last epoch. {_machines(group)}"
+    note = f"{NOTE} Accuracies are of the last epoch; verdicts are by the linear probe. {_machines(group)}"
     return Table(group.name, columns, rows, group.title, note)
 
 
@@ -222,6 +227,17 @@ def _value(cell: Cell, part: str) -> object:
 
 def _plain(words: str) -> str:
     return re.sub(r"([\\|<>&*_`\[\]#])", r"\\\1", " ".join(words.split()))
+
+
+def _sets(group: Group) -> str:
+    """How many held-out sets of which size its runs had, if their records say so."""
+    found = set()
+    for run in group.runs:
+        data = run.record.get("data")
+        count, size = (number(data.get(key)) if isinstance(data, dict) else None for key in ("held_out_sets", "test"))
+        if count and size:
+            found.add((count, size))
+    return " and ".join(f"{count:.0f} sets of {size:,.0f}" for count, size in sorted(found)) or "sets"
 
 
 def _machines(group: Group) -> str:
