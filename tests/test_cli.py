@@ -136,6 +136,26 @@ def test_output_that_nobody_reads_is_no_error():
     assert process.returncode == 0
 
 
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (KeyboardInterrupt(), "setwise: stopped; the same command, with --resume where it has one, goes on"),
+        (ModuleNotFoundError("expected onnx, got none"), "setwise: expected onnx, got none"),
+        (IsADirectoryError(21, "Is a directory", "o"), "setwise: expected to use o, got: Is a directory; give another"),
+        (FileNotFoundError("expected a folder x, got none"), "setwise: expected a folder x, got none"),
+    ],
+)
+def test_what_goes_wrong_is_a_line_and_no_traceback(error, said, monkeypatch, capsys):
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr("setwise.experiments.runs.export", fail)
+    with pytest.raises(SystemExit) as stopped:
+        main(["export", "nowhere"])
+    words = capsys.readouterr().err if stopped.value.code == 130 else stopped.value.code
+    assert words.startswith(said)
+
+
 def test_bench_qare_measures_and_draws(tmp_path):
     main(["bench", "qare", "--device", "cpu", "--sizes", "16", "96", "--seconds", "0.05", "--out", str(tmp_path)])
     record = json.loads((tmp_path / "bench-qare.json").read_text())

@@ -274,7 +274,7 @@ def reproduce_table(
         return
     jobs = _told(lambda: expand(runs, data=data, seeds=seeds, only=only, instances=instances, results=results))
     if dry_run:
-        return print("\n".join(listing(jobs, results)))
+        return print("\n".join(_told(lambda: listing(jobs, results))))
     make = partial(reproduce, jobs, results=results, scratch=scratch, root=root, at_once=at_once, forget=forget)
     left = _told(lambda: make(device=choose_device(device)))
     print(f"{len(jobs) - left} of {len(jobs)} records in {results}")
@@ -377,7 +377,10 @@ def _told(call: Callable[[], T]) -> T:
     """What ``call`` returns; an error about the input is one line for a person, not a traceback."""
     try:
         return call()
-    except (ValueError, OSError) as error:
+    except OSError as error:  # the system's own words say what came only
+        words = f"expected to use {error.filename}, got: {error.strerror}; give another place" if error.filename else ""
+        sys.exit(f"setwise: {words or error}")
+    except (ValueError, ImportError) as error:
         sys.exit(f"setwise: {error}")
     except RuntimeError as error:
         from setwise.training.errors import Interrupted, TrainingError
@@ -391,11 +394,15 @@ def _told(call: Callable[[], T]) -> T:
 def main(args: list[str] | None = None) -> None:
     """Entry point of ``setwise``."""
     args = sys.argv[1:] if args is None else args
-    if args and args[0] in DEFAULT_RECIPE:
-        return _train(args[0], args[1:])
     try:
-        app.cli(prog="setwise", description=START, args=_spread(args))
+        if args and args[0] in DEFAULT_RECIPE:
+            _train(args[0], args[1:])
+        else:
+            app.cli(prog="setwise", description=START, args=_spread(args))
         sys.stdout.flush()
+    except KeyboardInterrupt:
+        print("setwise: stopped; the same command, with --resume where it has one, goes on", file=sys.stderr)
+        sys.exit(130)
     except BrokenPipeError:  # `setwise ... | head`: nobody reads the rest, nor what is flushed at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

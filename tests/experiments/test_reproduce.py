@@ -68,6 +68,13 @@ def test_the_other_tables_and_the_time_they_take(tmp_path):
     assert estimate(tiny, tmp_path) == pytest.approx([4 * 200 * 782 * 0.5e-3] * 4)
     halves = expand("table1", data="cifar10", seeds=(1,), instances=10_000, only=("paper/cifar10-matching-triplet/",))
     assert estimate(halves, tmp_path) == [None]
+    for i, words in enumerate(("{", "[]", '{"encoders": {"x": {"recipe": "gone", "setwise_ms": 1}}}')):
+        (tmp_path / f"bench-step-bad{i}.json").write_text(words)
+    assert estimate(halves, tmp_path) == [None]
+    with pytest.raises(ValueError, match="expected no instances for cuhk03"):
+        expand("table1", data="cuhk03", instances=100)
+    with pytest.raises(ValueError, match="expected at_once"):
+        reproduce(halves, results=tmp_path, scratch=tmp_path, device=CPU, at_once=0)
     said = listing([*jobs, *halves], tmp_path)
     assert said[0] == f"{jobs[0].record(tmp_path)}  39 s"
     assert said[-1] == "5 of 5 runs to make, 3 minutes of training one after the other, 1 of them not measured"

@@ -147,6 +147,13 @@ def test_restoring_something_else_is_refused_and_changes_nothing(digits, recipe)
 def test_bad_settings(digits, recipe):
     with pytest.raises(ValueError, match=r"expected a batch of at most the 200 images of digits, got 500"):
         Engine(replace(recipe, batch=500, drop_last=True), digits, seed=1, device=CPU)
+    for seed in (-1, 2**63):
+        with pytest.raises(ValueError, match=rf"expected a seed from 0 to 2\^63 - 1, got {seed}"):
+            Engine(recipe, digits, seed=seed, device=CPU)
+    with pytest.raises(ValueError, match="expected at least two images to train on, got 1 in digits"):
+        Engine(recipe, replace(digits, images=digits.images[:1], labels=digits.labels[:1]), seed=1, device=CPU)
+    with pytest.raises(ValueError, match="expected images of at least 8 x 8 pixels for conv4, got 8 x 4; .* resnet8"):
+        Engine(recipe, replace(digits, images=digits.images[..., :4]), seed=1, device=CPU)
 
 
 def test_a_part_of_a_gpu_is_warned_of(monkeypatch):

@@ -133,6 +133,20 @@ def test_the_wrong_folder(tmp_path, digits, recipe):
     assert (tmp_path / "checkpoint.safetensors").read_bytes() == raw
 
 
+def test_other_data_in_the_same_place(tmp_path, digits, recipe):
+    train(recipe, digits, tmp_path, seed=1, how=How(CPU, quiet=True))
+    fewer = replace(digits, images=digits.images[:150], labels=digits.labels[:150])
+    other = replace(digits, mean=(0.9,))
+    again = How(CPU, resume=True, quiet=True)
+    with pytest.raises(
+        ValueError, match=r"began with \(200 of 1 x 8 x 8\), got others \(150 of 1 x 8 x 8; their count"
+    ):
+        train(recipe, fewer, tmp_path, seed=1, how=again)
+    with pytest.raises(ValueError, match=r"their mean differ\); give another --out"):
+        train(recipe, other, tmp_path, seed=1, how=again)
+    train(recipe, digits, tmp_path, seed=1, how=again)
+
+
 def test_two_runs_in_one_folder(tmp_path, digits, recipe):
     from filelock import FileLock
 

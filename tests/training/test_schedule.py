@@ -34,6 +34,13 @@ def test_warm_up_rises_in_a_line_and_never_stands_still():
     assert (rates[9:].diff() < 0).all()
 
 
+@pytest.mark.parametrize("schedule", ["cosine", "steps", "constant"])
+def test_a_warm_up_may_last_as_long_as_the_training(schedule):
+    recipe = Recipe(loss="paper/simclr", schedule=schedule, warmup=2, lr=1.0, epochs=2)
+    rates = torch.cat([epoch_rates(recipe, epoch, 5) for epoch in range(2)])
+    torch.testing.assert_close(rates, torch.arange(1, 11, dtype=torch.float64) / 10)
+
+
 def test_orders_are_permutations_of_their_own():
     orders = [epoch_order(50, seed=seed, epoch=epoch) for seed in (1, 2) for epoch in (0, 1)]
     assert all(torch.equal(order.sort().values, torch.arange(50)) for order in orders)

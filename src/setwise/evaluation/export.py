@@ -296,7 +296,7 @@ def _check_packages() -> None:
         except ImportError as error:
             raise ModuleNotFoundError(
                 f"expected onnx, onnxscript and onnxruntime to write ONNX, got {error}; "
-                "pip install 'setwise[onnx]', or leave it out with onnx=False"
+                "pip install 'setwise[onnx]', or leave it out with --no-onnx (onnx=False)"
             ) from error
 
 

@@ -34,6 +34,9 @@ __all__ = [
 ]
 
 
+CONV4_SIDE = 8  # pixels: three pools halve them
+
+
 def create_encoder(recipe: Recipe, channels: int) -> nn.Module:
     """The recipe's encoder for images of ``channels`` channels, with fresh weights."""
     return create_by_name(recipe.encoder, channels=channels, stem=recipe.stem, initial=recipe.initial)
@@ -44,6 +47,12 @@ def create(recipe: Recipe, data: ImageSet | MatchedSet) -> Method:
     if isinstance(data, MatchedSet) != (recipe.method == "matching"):
         kind = "a matched set" if recipe.method == "matching" else "labelled images"
         raise ValueError(f"expected {kind} for method {recipe.method!r}, got {data!r}")
+    size = tuple(data.images.shape[2:])
+    if recipe.encoder == "conv4" and min(size) < CONV4_SIDE:
+        raise ValueError(
+            f"expected images of at least {CONV4_SIDE} x {CONV4_SIDE} pixels for conv4, got {size[0]} x {size[1]}; "
+            "--encoder resnet8 takes any"
+        )
     encoder = create_encoder(recipe, data.images.shape[1])
     features = int(encoder.features)  # type: ignore[arg-type]
     views = _views(recipe, data)

@@ -50,6 +50,8 @@ class Engine:
         processes: Processes | None = None,
         capture: bool = True,
     ) -> None:
+        if not 0 <= seed < 2**63:
+            raise ValueError(f"expected a seed from 0 to 2^63 - 1, got {seed}")
         self.recipe, self.seed, self.device = recipe, seed, device
         self.processes = processes or Processes()
         on_gpu = device.type == "cuda"
@@ -82,6 +84,8 @@ class Engine:
         self.method: Method = method
         self.data = data if data.images.device == device else _moved(data, device)
         self.sizes = batch_sizes(len(data), recipe.batch, drop_last=recipe.drop_last, processes=self.processes.size)
+        if recipe.epochs and len(data) < 2:
+            raise ValueError(f"expected at least two images to train on, got {len(data)} in {data.name}")
         if recipe.epochs and not self.sizes:
             raise ValueError(
                 f"expected a batch of at most the {len(data)} images of {data.name}, got {recipe.batch} with "

@@ -89,7 +89,7 @@ def train(
     first = how.processes.first
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder, how.processes):
-        found = _found(folder / FILE, recipe, seed, how.resume)
+        found = _found(folder / FILE, recipe, seed, _about(data), how.resume)
         engine = Engine(recipe, data, seed=seed, device=how.device, processes=how.processes, capture=how.capture)
         if encoder is not None:
             engine.method.encoder.load_state_dict(encoder)
@@ -168,7 +168,7 @@ class _Run:
 
     def save(self, epoch: int, step: int) -> Checkpoint:
         """Write the checkpoint after ``step`` steps of ``epoch``."""
-        engine, data = self.engine, self.engine.data
+        engine = self.engine
         engine.means()  # a diverged run must not replace a good checkpoint
         now = Checkpoint(
             recipe=engine.recipe,
@@ -177,13 +177,7 @@ class _Run:
             step=step,
             history=list(self.metrics.history),
             tensors=engine.tensors(),
-            data={
-                "name": data.name,
-                "shape": list(data.images.shape[1:]),
-                "mean": list(data.mean),
-                "std": list(data.std),
-                "classes": list(data.classes) if isinstance(data, ImageSet) else [],
-            },
+            data=_about(engine.data),
             seconds=time.perf_counter() - self.began,
         )
         if engine.processes.first:
@@ -198,7 +192,8 @@ def _explained(engine: Engine) -> Iterator[None]:
     try:
         yield
     except ValueError as error:  # the losses look at their input where that is free
-        raise TrainingError(f"{where}: {error}; the last checkpoint is intact, a lower lr may help") from error
+        hint = "; the last checkpoint is intact, a lower lr may help" if "finite" in str(error) else ""
+        raise TrainingError(f"{where}: {error}{hint}") from error
     except RuntimeError as error:
         if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
             raise TrainingError(
@@ -228,7 +223,19 @@ def _locked(folder: Path, processes: Processes) -> Iterator[None]:
         lock.release()
 
 
-def _found(path: Path, recipe: Recipe, seed: int, resume: bool) -> Checkpoint | None:
+def _about(data: ImageSet | MatchedSet) -> dict[str, Any]:
+    """What a checkpoint says of the data that it was trained on."""
+    return {
+        "name": data.name,
+        "count": len(data),
+        "shape": list(data.images.shape[1:]),
+        "mean": list(data.mean),
+        "std": list(data.std),
+        "classes": list(data.classes) if isinstance(data, ImageSet) else [],
+    }
+
+
+def _found(path: Path, recipe: Recipe, seed: int, data: dict[str, Any], resume: bool) -> Checkpoint | None:
     """The checkpoint to go on from, checked to be of this run."""
     if not path.exists():
         return None
@@ -244,5 +251,12 @@ def _found(path: Path, recipe: Recipe, seed: int, resume: bool) -> Checkpoint | 
         raise ValueError(
             f"expected the checkpoint {path} to be of this run, but it has {'; '.join(different)}; "
             + see("how-to/errors#resume")
+        )
+    different = [name for name, value in data.items() if found.data.get(name, value) != value]
+    if different:
+        began, got = (f"{d.get('count', 'some')} of {' x '.join(map(str, d['shape']))}" for d in (found.data, data))
+        raise ValueError(
+            f"expected the data that the run in {path.parent} began with ({began}), got others ({got}; their "
+            f"{', '.join(different)} differ); give another --out, {see('how-to/errors#resume')}"
         )
     return found

@@ -13,7 +13,7 @@ from setwise.recipe import Recipe
 
 def learning_rate(recipe: Recipe, progress: float) -> float:
     """The learning rate after ``progress`` epochs, a real number from 0 to ``recipe.epochs``."""
-    if progress < recipe.warmup:
+    if progress < recipe.warmup or recipe.warmup == recipe.epochs:  # it may end with the training
         return recipe.lr * progress / recipe.warmup
     share = progress / recipe.epochs
     if recipe.schedule == "steps":
