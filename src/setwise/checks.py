@@ -7,8 +7,10 @@ accelerator that would wait for the device and could not be captured in a graph.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
+from functools import wraps
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -129,3 +131,32 @@ def check_embeddings(z_a: Tensor, z_b: Tensor, extra: Tensor | None = None) -> N
             raise ValueError(
                 f"expected extra_negatives of shape (M, {z_a.shape[1]}) like z_a, got {tuple(extra.shape)}"
             )
+
+
+def one_derivative(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """A ``backward`` of torch's Function that has no derivative itself, and says so when one is taken.
+
+    ``once_differentiable`` says it only where the gradient that comes in has a derivative. That of a loss is a constant
+    1, so that a penalty on gradients would silently have none.
+    """
+
+    @wraps(backward)
+    def wrapped(ctx: Any, *grads: Any) -> Any:
+        with torch.no_grad():
+            found = backward(ctx, *grads)
+        if not torch.is_grad_enabled():
+            return found
+        outputs = found if isinstance(found, tuple) else (found,)
+        tensors = [x.detach().requires_grad_() for x in outputs if isinstance(x, Tensor)]
+        made: Any = torch._C._functions.DelayedError(SECOND, len(tensors))(*tensors)
+        left = list(made) if isinstance(made, (tuple, list)) else [made]
+        outputs = tuple(left.pop(0) if isinstance(x, Tensor) else x for x in outputs)
+        return outputs if isinstance(found, tuple) else outputs[0]
+
+    return wrapped
+
+
+SECOND = (
+    b"expected one derivative at most, got a derivative of a gradient, which setwise's losses do not have; "
+    b"leave create_graph out, or write this loss in plain torch"
+)

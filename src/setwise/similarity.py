@@ -17,9 +17,8 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from setwise.checks import check_option
+from setwise.checks import check_option, one_derivative
 from setwise.kernels.rows import unit_rows, unit_rows_backward
 
 Similarity = Literal["cosine", "euclidean", "sqeuclidean"]
@@ -50,7 +49,7 @@ class _UnitRows(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @one_derivative
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         out, lengths = ctx.saved_tensors
         return unit_rows_backward(grad, out, lengths, ctx.width), None

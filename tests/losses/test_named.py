@@ -253,3 +253,25 @@ def test_large_scores_do_not_overflow(views):
     z_a, z_b = (1e4 * z for z in (z_a, z_b))
     for loss in (sw.InfoNCE(similarity="sqeuclidean"), sw.SparseCLR(similarity="sqeuclidean"), sw.NTXent()):
         assert loss(z_a, z_b).isfinite()
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "euclidean", "sqeuclidean"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        sw.InfoNCE,
+        sw.NTXent,
+        sw.SparseCLR,
+        sw.QARe,
+        lambda similarity: sw.SetContrastive(sw.InfoNCE(similarity=similarity)),
+    ],
+)
+def test_a_derivative_of_the_gradient_is_refused_and_not_silently_zero(make, similarity):
+    torch.manual_seed(0)
+    a, b = torch.randn(2, 6, 3, dtype=torch.float64)
+    a.requires_grad_()
+    loss = make(similarity=similarity)(a, b)
+    (gradient,) = torch.autograd.grad(loss, a, create_graph=True)
+    torch.testing.assert_close(gradient, torch.autograd.grad(make(similarity=similarity)(a, b), a)[0])
+    with pytest.raises(RuntimeError, match="expected one derivative at most|derivative .* is not implemented"):
+        (loss + gradient.square().sum()).backward()

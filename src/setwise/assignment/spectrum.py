@@ -22,9 +22,8 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from setwise.checks import check_like, check_option, check_symmetric
+from setwise.checks import check_like, check_option, check_symmetric, one_derivative
 from setwise.kernels.eigh import eigh
 from setwise.kernels.rows import meeting
 from setwise.similarity import Factor, full_precision
@@ -66,7 +65,7 @@ class _Gram(torch.autograd.Function):
         return product
 
     @staticmethod
-    @once_differentiable
+    @one_derivative
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (rows,) = ctx.saved_tensors
         product: Tensor = rows @ (grad + grad.mT)
@@ -175,7 +174,7 @@ class _EuclideanEnds(torch.autograd.Function):
         return values
 
     @staticmethod
-    @once_differentiable
+    @one_derivative
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         z, s, vectors = ctx.saved_tensors
         weights = (vectors * grad[:, None, :]) @ vectors.mT
@@ -218,7 +217,7 @@ class _OrderedDot(torch.autograd.Function):
         return value
 
     @staticmethod
-    @once_differentiable
+    @one_derivative
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         core_grad, rest_grad = ctx.saved_tensors
         return grad * core_grad, grad * rest_grad, None, None

@@ -20,9 +20,8 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
-from setwise.checks import check_option, see
+from setwise.checks import check_option, one_derivative, see
 
 
 class _Gather(torch.autograd.Function):
@@ -36,7 +35,7 @@ class _Gather(torch.autograd.Function):
         return torch.cat(parts)
 
     @staticmethod
-    @once_differentiable
+    @one_derivative
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         grad = grad.clone()
         dist.all_reduce(grad, group=ctx.group)
@@ -55,7 +54,7 @@ class _Total(torch.autograd.Function):
         return total
 
     @staticmethod
-    @once_differentiable
+    @one_derivative
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return ctx.processes * grad, None
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from setwise.assignment.smoothing import Mining, Smoothing, assignment_maximum, row_maximum
+from setwise.checks import one_derivative
 from setwise.kernels import rows as kernels
 from setwise.losses.parallel import Peers
 from setwise.similarity import Similarity, prepare, prepared_scores
@@ -37,7 +37,7 @@ class _FenchelYoung(torch.autograd.Function):
         return best.value - (true[:, 0] if mining == "batch-hard" else true.sum()) + best.truth
 
     @staticmethod
-    @once_differentiable
+    @one_derivative
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (difference,) = ctx.saved_tensors
         return difference * grad.unsqueeze(-1), None, None, None
@@ -53,7 +53,7 @@ class _RowLosses(torch.autograd.Function):
         return losses
 
     @staticmethod
-    @once_differentiable
+    @one_derivative
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = ctx.saved_tensors
         return gradient * grad[:, None], None, None, None, None, None
