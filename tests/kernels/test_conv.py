@@ -140,7 +140,7 @@ def layer_of(images, side, channels_in, channels_out, kernel, stride, pool, resi
 
 
 class TestPlans:
-    @pytest.mark.parametrize("processors", [20, 108, 132])
+    @pytest.mark.parametrize("processors", [1, 20, 108, 132])
     @pytest.mark.parametrize("images", [1, 5, 160, 256, 2048])
     @pytest.mark.parametrize("case", RESNET + CONV4 + OTHERS)
     def test_blocks_divide_the_work(self, case, images, processors):
@@ -159,6 +159,14 @@ class TestPlans:
             assert constants["OWN"] % (8 * constants["WARPS_N"]) == 0
             assert constants["OUT_H"] % constants["TILE_H"] == constants["OUT_W"] % constants["TILE_W"] == 0
             assert launch.grid[0] <= -(-images // constants["IMAGES"]) * constants["OUT_H"] * constants["OUT_W"]
+
+    def test_gradients_begin_where_sixteen_bytes_can_be_read(self):
+        whole = torch.randn(65).bfloat16()
+        for grad in (whole[1:].view(4, 16), whole[:64].view(4, 16), whole[:64].view(2, 2, 4, 4)):
+            got = fused._whole(grad)
+            assert got.data_ptr() % fused.ALIGNED == 0
+            assert torch.equal(got, grad)
+            assert got.dim() < 4 or got.is_contiguous(memory_format=torch.channels_last)
 
     def test_texts_are_there(self):
         layer = layer_of(*RESNET[1])
@@ -234,6 +242,19 @@ class TestKernels:
         finally:
             torch.use_deterministic_algorithms(False)
             fused._plan.cache_clear()
+
+    def test_a_gradient_that_begins_anywhere(self):
+        conv, norm = modules(16, 16, 3, 1, device="cuda")
+        x = last(torch.randn(4, 16, 8, 8, device="cuda").bfloat16())
+        found = []
+        for flat in (False, True):
+            conv.zero_grad()
+            with torch.autocast("cuda", torch.bfloat16):
+                y = conv_norm(x, conv, norm, pool="global")
+            ahead = torch.ones(1, device="cuda", dtype=y.dtype, requires_grad=True)
+            (torch.cat([ahead, y.flatten()]) if flat else y.flatten()).float().square().sum().backward()
+            found.append(conv.weight.grad.clone())
+        assert torch.equal(*found)
 
     @pytest.mark.parametrize("case", [RESNET[0], RESNET[6], RESNET[7]])
     def test_weights_in_torchs_layout(self, case):

@@ -75,3 +75,14 @@ def test_where_nothing_can_be_written_it_works_all_the_same(tmp_path, monkeypatc
     compiler = Compiler()
     assert stored("key", compiler) == stored("key", compiler) == (compiler.binary, "_Z3addPf")
     assert compiler.calls == 2
+
+
+def test_a_user_without_a_home_compiles_each_time(monkeypatch):
+    def none():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("SETWISE_KERNELS", raising=False)
+    monkeypatch.setattr("setwise.kernels.stored.Path.home", none)
+    compiler = Compiler()
+    assert stored("a", compiler) == stored("a", compiler) == (compiler.binary, "_Z3addPf")
+    assert compiler.calls == 2

@@ -39,6 +39,9 @@ from setwise.kernels.conv_plan import (
 from setwise.kernels.nvrtc import or_none
 
 
+ALIGNED = 16  # bytes that are read at once
+
+
 @cache
 def _plan(layer: Layer, device: torch.device) -> Plan | None:
     return or_none(lambda: Plan(layer, device), "the kernels of a convolution", "plain torch", device)
@@ -78,7 +81,7 @@ class _ConvNorm(torch.autograd.Function):
             y, items = c.new_empty(layer.images, channels), layer.images
         saved = gamma.new_empty(4, channels)
         given = [c, c if residual is None else residual, partial, parts, gamma, beta]
-        state = [norm.running_mean, norm.running_var, norm.num_batches_tracked, float(norm.momentum), norm.eps]
+        state = [norm.running_mean, norm.running_var, norm.num_batches_tracked, float(norm.momentum), float(norm.eps)]
         plan.run(NORMALISE, *given, *state, saved, y, items, layer.pixels)
         ctx.plan, ctx.eps = plan, norm.eps
         ctx.save_for_backward(x, weight, gamma, beta, residual, c, saved)
@@ -98,9 +101,8 @@ class _ConvNorm(torch.autograd.Function):
             outputs, grads = ((y, x), (grad, grad_through)) if layer.through else ((y,), (grad,))
             found = iter(torch.autograd.grad(outputs, wanted, grads, create_graph=True))
             return *(next(found) if needed else None for needed in ctx.needs_input_grad[:5]), None, None
-        grad = grad.contiguous(memory_format=torch.channels_last if grad.dim() == 4 else torch.contiguous_format)
-        if grad_through is not None:
-            grad_through = grad_through.contiguous(memory_format=torch.channels_last)
+        grad = _whole(grad)
+        grad_through = None if grad_through is None else _whole(grad_through)
         other = c if residual is None else residual
         parts, items = plan.parts(SUM_GRADIENT), c.numel() // 8
         partial = saved.new_empty(parts, 2, layer.channels_out)
@@ -125,6 +127,12 @@ class _ConvNorm(torch.autograd.Function):
         if grad_weight is not None:
             plan.run(SUM_WEIGHTS, partial, grad_weight, parts)
         return grad_x, grad_weight, grad_gamma, grad_beta, grad_residual, None, None
+
+
+def _whole(grad: Tensor) -> Tensor:
+    """In the kernels' order, and where 16 bytes may be read at once: a part of a larger tensor may begin anywhere."""
+    grad = grad.contiguous(memory_format=torch.channels_last if grad.dim() == 4 else torch.contiguous_format)
+    return grad if grad.data_ptr() % ALIGNED == 0 else grad.clone()
 
 
 def _finish(y: Tensor, residual: Tensor | None, relu: bool, pool: Pool) -> Tensor:
@@ -183,6 +191,8 @@ def _layer(
         return None
     last = weight.is_contiguous(memory_format=torch.channels_last)
     if not (last or weight.is_contiguous()) or not x.is_contiguous(memory_format=torch.channels_last):
+        return None
+    if any(t.data_ptr() % ALIGNED for t in (x, weight, *([] if residual is None else [residual]))):
         return None
     if residual is not None:
         shape = (images, conv.out_channels, height // stride, width // stride)

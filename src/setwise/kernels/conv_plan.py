@@ -144,7 +144,7 @@ def convolution(layer: Layer, processors: int, *, turned: bool = False) -> Launc
     }
     defines |= _places(inside, outside, tile) | {"LAST": int(layer.weights_last), "RESIDENT": resident}
     groups = channels_out // own
-    grid = (min(tile.number(layer.images, *outside), resident * processors // groups), groups, 1)
+    grid = (min(tile.number(layer.images, *outside), max(1, resident * processors // groups)), groups, 1)
     return Launch(("conv_tiles.cu", "conv.cu"), "convolve", tuple(defines.items()), shared, grid)
 
 

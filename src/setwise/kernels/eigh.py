@@ -75,8 +75,12 @@ class Plan:
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory of a thread block: the matrix, and as much for its columns on their way."""
-        return 2 * 4 * self.stride * self.columns
+        """Dynamic shared memory of a thread block: the matrix, and as much for its columns on their way.
+
+        Beyond 48 KB it must be asked for, to which what the kernel declares itself counts: hence a little more there.
+        """
+        needed = 2 * 4 * self.stride * self.columns
+        return max(needed, 48 * 1024) if needed > 47 * 1024 else needed
 
     def constants(self) -> dict[str, object]:
         """What the text of the kernel expects to be defined before it."""

@@ -86,8 +86,12 @@ class Kernel:
             if isinstance(argument, Tensor):
                 values.append(ctypes.c_void_p(argument.data_ptr()))
                 device = argument.device
+            elif isinstance(argument, int):
+                if not -(2**31) <= argument < 2**31:
+                    raise ValueError(f"expected a tensor of fewer than 2^31 items a kernel, got {argument}")
+                values.append(ctypes.c_int(argument))
             else:
-                values.append(ctypes.c_int(argument) if isinstance(argument, int) else ctypes.c_double(argument))
+                values.append(ctypes.c_double(argument))
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
         attribute = _Attribute(PROGRAMMATIC_STREAM_SERIALIZATION, 0, 1)
         with torch.cuda.device(device) if device != _current() else nullcontext():
@@ -140,11 +144,12 @@ def or_none(make: Callable[[], T], what: str, instead: str, device: torch.device
             return make()
     except (
         AttributeError,
+        ImportError,
         KeyError,
         OSError,
         RuntimeError,
         TypeError,
-    ) as error:  # an older torch, no NVRTC, an unknown device
+    ) as error:  # an older torch, no NVRTC or setuptools, an unknown device
         warnings.warn(
             f"{instead} takes the place of {what} on {device}, which did not compile: {error}",
             RuntimeWarning,

@@ -22,7 +22,10 @@ def stored(key: str, make: Callable[[], tuple[bytes, str]]) -> tuple[bytes, str]
     ``key`` says all that they depend on. A file is taken only if this user wrote it, nobody else could have, and it
     is whole. Where none can be written, all is compiled anew each time, as it would be without.
     """
-    place = folder() / hashlib.sha256(key.encode()).hexdigest()
+    try:
+        place = folder() / hashlib.sha256(key.encode()).hexdigest()
+    except RuntimeError:  # this user has no home
+        return make()
     if (found := _read(place)) is not None:
         return found
     binary, name = make()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,6 +26,7 @@ from setwise.training.errors import TrainingError
 from setwise.training.processes import Processes, share_norms
 from setwise.training.schedule import batch_sizes, epoch_order, epoch_rates
 
+_drawing = threading.Lock()  # torch has one generator for all threads
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 
@@ -65,7 +67,7 @@ class Engine:
                 f"expected a batch that {self.processes.size} processes can share equally, got {recipe.batch}; "
                 + see("how-to/many-gpus#equal-parts")
             )
-        with torch.random.fork_rng(devices=[]):
+        with _drawing, torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             method = create(recipe, data)
         method.to(device, torch.float64 if self.precision == "float64" else torch.float32)
