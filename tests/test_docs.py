@@ -17,6 +17,7 @@ import setwise as sw
 from setwise import cli
 from setwise.checks import DOCS, see
 from setwise.experiments import records
+from setwise.experiments.claims import _against_control
 from setwise.experiments.collected import collect, groups
 from setwise.experiments.recipes import RECIPES
 from setwise.experiments.tables import shown
@@ -310,6 +311,12 @@ def test_the_readmes_answer_is_made_of_the_records():
             assert len(row.runs) == 10
             cells.append(shown(group.difference(row, "held_out_accuracy") if i else row.mean("held_out_accuracy")))
         assert f"| {label} | {cells[0]} | {cells[1]} |" in said
+    assert f"QARe gains {shown(_against_control(large, 'infonce'))} there" in " ".join(said.split())
+    probes = {g.name: g for g in groups(collect(ROOT / "results")[0]) if g.kind == "classification"}
+    for form in ("released", "paper"):
+        group = probes[f"classification-{form}-cifar10-conv4"]
+        row = next(row for row in group.rows if (row.base, row.term) == ("sparseclr", "qare"))
+        assert shown(group.difference(row, "probe_accuracy")) in " ".join(said.split())
     for base, side in {"triplet": "above", "sparseclr": "above", "nt-logistic": "around"}.items():
         row = next(row for row in large.rows if (row.base, row.term) == (base, "qare"))
         assert large.difference(row, "held_out_accuracy").side == side

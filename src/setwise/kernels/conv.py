@@ -38,7 +38,6 @@ from setwise.kernels.conv_plan import (
 )
 from setwise.kernels.nvrtc import or_none
 
-
 ALIGNED = 16  # bytes that are read at once
 
 
