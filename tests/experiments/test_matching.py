@@ -1,6 +1,8 @@
 """Instance matching from a recipe to its record and page: CUHK-03's own files, halves, resuming."""
 
+import json
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +14,10 @@ from scipy.optimize import linear_sum_assignment
 from setwise import methods
 from setwise.cli import main
 from setwise.data import load_matched
-from setwise.experiments import matching, records
+from setwise.data.sets import split_sizes
+from setwise.evaluation import load_encoder
+from setwise.experiments import matching, records, runs
+from setwise.training import checkpoint
 from setwise.training.loop import How
 
 CPU = torch.device("cpu")
@@ -125,6 +130,86 @@ def test_a_stopped_run_ends_like_a_whole_one(run, tmp_path, monkeypatch):
     monkeypatch.setattr(matching, "match", original)
     record = matching.run_matching(recipe, tmp_path, name="x", seed=2, how=How(CPU, quiet=True, resume=True))
     assert record["final"] == records.read(run)["final"]
+
+
+def test_export_and_probe_take_the_chosen_epoch(run, tmp_path):
+    found = checkpoint.load(run)
+    last = {name: x + 1 for name, x in found.tensors.items() if name.startswith("model.encoder.")}
+    assert last
+    checkpoint.save(tmp_path / "checkpoint.safetensors", replace(found, tensors=found.tensors | last))
+    main(["export", str(tmp_path), "--out", str(tmp_path / "out"), "--no-onnx"])
+    best = {
+        name.removeprefix("encoder."): x
+        for name, x in load_file(run / matching.BEST).items()
+        if name.startswith("encoder.")
+    }
+    probed = runs.encoder_of(checkpoint.load(tmp_path), tmp_path)
+    for encoder in (load_encoder(tmp_path / "out"), probed):
+        assert encoder.state_dict().keys() == best.keys()
+        assert all(torch.equal(x, best[name]) for name, x in encoder.state_dict().items())
+    assert runs.probe(tmp_path, device=CPU)["probe_accuracy"] == runs.probe(run, device=CPU)["probe_accuracy"]
+
+
+SMALL = ["match", "--recipe", "paper/digits-matching-infonce-qare", *QUICK, "--batch", "2"]
+
+
+@pytest.mark.parametrize("instances", range(1, matching.LEAST))
+def test_too_few_identities_are_refused_before_training(tmp_path, instances):
+    said = rf"expected at least 6 identities in digits, .* got {instances}; give more images, or a larger --instances"
+    with pytest.raises(SystemExit, match=said):
+        main([*SMALL, "--instances", str(instances), "--epochs", "1", "--out", str(tmp_path / "run")])
+    assert not (tmp_path / "run").exists()
+
+
+def test_six_identities_are_enough(tmp_path):
+    assert all(all(split_sizes(n)) == (n >= matching.LEAST) for n in range(2000))
+    main([*SMALL, "--instances", "6", "--epochs", "1", "--out", str(tmp_path)])
+
+    def refuse(word):
+        raise AssertionError(f"{word} is not JSON")
+
+    record = json.loads((tmp_path / records.FILE).read_text(), parse_constant=refuse)
+    assert record["data"] == {"name": "digits-halves", "train": 4, "val": 1, "test": 1, "held_out_sets": 20}
+    assert record["final"]["margin"] is None  # of one identity there is no second-best assignment
+    assert record["final"]["test_accuracy"] == 1
+
+
+def test_no_epochs_measure_the_untrained_encoder(tmp_path):
+    main([*SMALL, "--instances", "100", "--epochs", "0", "--out", str(tmp_path), "--seed", "3"])
+    record = records.read(tmp_path)
+    assert (record["epochs"], record["final"]["best_epoch"]) == ([], 0)
+    recipe = matching.Recipe.from_json(record["recipe"])
+    data = matching.matching_data(recipe, None)
+    found = matching.match(*matching.embed(matching.untrained(recipe, data.train, 3), data.test, CPU))
+    assert record["final"]["rank10"] == found.rank[10]
+    assert record["final"]["test_accuracy"] == found.accuracy
+    assert (tmp_path / "index.html").exists()
+
+
+@pytest.mark.parametrize("name", ["photos", "cuhk03-or-so"])
+@pytest.mark.parametrize(
+    ("splits", "held_out"), [({"train": 20}, 0), ({"train": 20, "test": 7}, 2), ({"train": 20, "val": 10}, 3)]
+)
+def test_held_out_sets_are_those_of_the_folder_whatever_its_name(tmp_path, name, splits, held_out):
+    source = tmp_path / name
+    rng = np.random.default_rng(0)
+    for split, count in splits.items():
+        (source / split / "a").mkdir(parents=True)
+        for i in range(count):
+            Image.fromarray(rng.integers(0, 255, (8, 8, 3), dtype=np.uint8)).save(source / split / "a" / f"{i}.png")
+    recipe = matching.Recipe(data=str(source), method="matching", loss="paper/matching-infonce", views="matching")
+    data = matching.matching_data(recipe, None)
+    assert [len(one) for one in data.held_out] == [len(data.test)] * held_out
+
+
+def test_a_damaged_test_folder_is_not_taken_for_none(tmp_path):
+    for split in ("train", "test"):
+        (tmp_path / split / "a").mkdir(parents=True)
+    for i in range(6):
+        Image.new("RGB", (8, 8)).save(tmp_path / "train" / "a" / f"{i}.png")
+    recipe = matching.Recipe(data=str(tmp_path), method="matching", loss="paper/matching-infonce", views="matching")
+    with pytest.raises(ValueError, match="expected images as .*test"):
+        matching.matching_data(recipe, None)
 
 
 def test_commands_and_recipes_fit(tmp_path):

@@ -2,11 +2,13 @@
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from sklearn.linear_model import RidgeClassifier
 
 from setwise import encoders
@@ -14,6 +16,7 @@ from setwise.cli import main
 from setwise.data import load
 from setwise.evaluation import load_encoder
 from setwise.experiments import records, runs
+from setwise.recipe import Recipe
 from setwise.training import checkpoint
 
 SMALL = ["--device", "cpu", "--quiet", "--epochs", "2", "--probe-epochs", "20"]
@@ -94,6 +97,113 @@ def test_probing_again_gives_the_same_numbers_and_fine_tuning_more(folder, capsy
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
+def test_fine_tuning_starts_from_the_checkpoint_that_is_asked_for(folder, tmp_path):
+    """Two checkpoints in one folder, another length, and the same again."""
+    found = checkpoint.load(folder)
+    torch.manual_seed(5)
+    fresh = {f"model.encoder.{name}": x for name, x in encoders.create("conv4", channels=1).state_dict().items()}
+    other = replace(found, tensors=found.tensors | fresh)
+    (tmp_path / "alone").mkdir()
+    for path, one in (("a", found), ("b", other), ("alone/b", other)):
+        checkpoint.save(tmp_path / f"{path}.safetensors", one)
+
+    def tuned(name, epochs):
+        path = tmp_path / f"{name}.safetensors"
+        kept = runs.probe(path, device=torch.device("cpu"), fine_tune=True, fine_tune_epochs=epochs, quiet=True)
+        return kept["fine_tuned_accuracy"]
+
+    first = tuned("a", 4)  # enough to tell more than one digit
+    assert tuned("b", 4) == tuned("alone/b", 4) != first
+    assert tuned("a", 5) != first
+    assert len(list(tmp_path.glob("fine-tuned-*"))) == 3
+    assert tuned("a", 4) == first
+    assert len(list(tmp_path.glob("fine-tuned-*"))) == 3
+
+
+def without(tensors, name):
+    return {key: x for key, x in tensors.items() if key != name}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda it: replace(it, tensors={"total.loss": torch.zeros(())}), "got none; the file is damaged"),
+        (
+            lambda it: replace(it, tensors=without(it.tensors, "model.encoder.blocks.0.weight")),
+            r"got blocks.0.weight as no such tensor, not shape \(8, 1, 3, 3\); the file",
+        ),
+        (
+            lambda it: replace(it, tensors=it.tensors | {"model.encoder.more": torch.zeros(2)}),
+            r"got more as shape \(2,\), not no such tensor; the file",
+        ),
+        (
+            lambda it: replace(it, data=it.data | {"shape": [3, 8, 8]}),
+            r"got blocks.0.weight as shape \(8, 1, 3, 3\), not shape \(8, 3, 3, 3\); the file",
+        ),
+        (
+            lambda it: replace(it, data=it.data | {"shape": [2**40, 8, 8]}),
+            r"got blocks.0.weight as shape",
+        ),
+        (lambda it: replace(it, data={}), "got them without the shape, mean, std, classes of their images; the file"),
+        (lambda it: replace(it, data=without(it.data, "std")), "got them without the std of their images; the file"),
+        (lambda it: replace(it, data=it.data | {"shape": []}), r"got them for images of shape \[\], not \[C, H, W\]"),
+    ],
+)
+def test_checkpoints_that_lack_something_are_refused(folder, tmp_path, change, said):
+    checkpoint.save(tmp_path / "checkpoint.safetensors", change(checkpoint.load(folder)))
+    for command in (["probe", str(tmp_path)], ["export", str(tmp_path), "--out", str(tmp_path / "out")]):
+        with pytest.raises(SystemExit, match=f"expected the weights of conv4 in {tmp_path}, {said}"):
+            main(command)
+
+
+def write_images(folder, count, *, size=8):
+    """Grey noise, in a folder of one class."""
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(count)
+    for i in range(count):
+        Image.fromarray(rng.integers(0, 255, (size, size), dtype=np.uint8)).save(folder / f"{i}.png")
+
+
+def test_classes_that_were_not_trained_on_are_not_tested_on(tmp_path, capsys):
+    people = tmp_path / "people"
+    write_images(people, 0)
+    rng = np.random.default_rng(0)
+    for i in range(10):
+        for shot in (0, 1, 5, 6):
+            image = Image.fromarray(rng.integers(0, 255, (8, 4, 3), dtype=np.uint8))
+            image.save(people / f"{i:03d}_{shot:02d}.png")
+    run = ["pretrain", "--data", str(people), "--root", str(tmp_path), *SMALL, "--epochs", "1", "--probe-epochs", "1"]
+    out = tmp_path / "run"
+    for command in ([*run, "--out", str(out)], ["probe", str(out), "--root", str(tmp_path), "--device", "cpu"]):
+        with pytest.raises(SystemExit, match=r"test split of cuhk03 to have the classes .* use `setwise match`"):
+            main(command)
+        assert (out / "checkpoint.safetensors").exists() == (command[0] == "probe")  # not even begun
+        if command[0] == "pretrain":
+            main([*run, "--no-evaluate", "--out", str(out)])
+    assert records.read(out)["final"] == {}
+    main([*run, "--validation", "6", "--out", str(tmp_path / "v")])
+    assert "probe accuracy" in capsys.readouterr().out
+
+
+def test_a_test_split_may_lack_a_class(tmp_path):
+    write_images(tmp_path / "train" / "a", 3)
+    write_images(tmp_path / "train" / "b", 3)
+    write_images(tmp_path / "test" / "b", 2)
+    train_set, test_set = runs.splits(Recipe(data=str(tmp_path), loss="paper/simclr"), None)
+    runs.check_classes(train_set, test_set)
+    assert test_set.labels.tolist() == [1, 1]
+    with pytest.raises(ValueError, match="to have the classes of its training split, got others"):
+        runs.check_classes(train_set, replace(test_set, classes=("b", "a")))  # labels would mean something else
+
+
+def test_a_folder_is_not_told_by_its_name(tmp_path):
+    data = tmp_path / "tiny-imagenet"
+    for split, count in (("train", 4), ("test", 3), ("val", 2)):
+        write_images(data / split / "a", count)
+    _, test_set = runs.splits(Recipe(data=str(data), loss="paper/simclr"), None)
+    assert (test_set.split, len(test_set)) == ("test", 3)
+
+
 def test_export_from_the_command_line(folder, tmp_path, capsys):
     main(["export", str(folder), "--out", str(tmp_path), "--no-onnx"])
     assert "encoder.safetensors" in capsys.readouterr().out
@@ -136,6 +246,7 @@ def test_mistakes_are_one_line(tmp_path):
         (["pretrain", "--method", "rotation", *out], "expected no loss and no beta"),
         (["pretrain", "--data", "cifar11", *out], "did you mean 'cifar10'"),
         (["pretrain", "--device", "gpu", *out], "expected a device such as auto, cpu or cuda, got 'gpu'"),
+        (["pretrain", "--device", "meta", *out], "expected a device that this torch can use, got 'meta'"),
         (["probe", str(tmp_path)], "expected a checkpoint at"),
         (["export", str(tmp_path)], "expected a checkpoint at"),
     ):
@@ -151,6 +262,12 @@ def test_records_of_others_are_refused(tmp_path):
     (tmp_path / "record.json").write_bytes(np.arange(9, dtype=np.uint8).tobytes())
     with pytest.raises(ValueError, match="expected a run record at"):
         records.read(tmp_path)
+
+
+def test_a_record_is_json(tmp_path):
+    with pytest.raises(ValueError, match="expected finite numbers for .*record.json, got others"):
+        records.write(tmp_path, {"final": {"margin": float("inf")}})
+    assert not list(tmp_path.iterdir())
 
 
 def test_paths_tell_nothing_of_the_machine(tmp_path):

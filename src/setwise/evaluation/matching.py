@@ -42,7 +42,7 @@ class Matching:
     ``cost``                    its total cost
     ``greedy_assignment``       the same where, again and again, the closest pair of what is left is taken
     ``greedy_accuracy``         its share of true partners
-    ``greedy_gap``              (its cost - ``cost``) / abs(``cost``) >= 0; 0 where both are equal
+    ``greedy_gap``              (its cost - ``cost``) / abs(``cost``) >= 0; 0 if equal, inf if only ``cost`` is 0
     ``rank``                    {k: share of rows with their true partner among the k nearest columns}, the CMC curve
     ``mean_average_precision``  one true partner a row, so the mean of 1 / rank of the true partner
     ``costs``                   all costs [N, N], float64, CPU

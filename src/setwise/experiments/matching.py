@@ -7,6 +7,7 @@ averaged over many held-out sets where the data has any (one set of 220 is too n
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 
 from setwise.assignment.linear import matching_accuracy
 from setwise.data import ImageSet, MatchedSet, load, load_matched, matched_halves
+from setwise.data.catalogue import CATALOGUE, recognise
 from setwise.evaluation.features import extract
 from setwise.evaluation.matching import choose_weight, match, match_quadratic
 from setwise.experiments import records
@@ -31,6 +33,7 @@ from setwise.training.loop import How, train
 
 BEST = "best.safetensors"  # the weights of the chosen epoch
 HELD_OUT = 20  # sets
+LEAST = 6  # identities: the fewest of which 70, 15 and 15 % are at least one each
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ class MatchingData:
 def matching_data(recipe: Recipe, root: Path | None) -> MatchingData:
     """The recipe's data: CUHK-03's two cameras, or the halves of the images of any other set.
 
-    Halves of a set's own test images are the held-out sets; CUHK-03 has none.
+    Halves of a set's own test images are the held-out sets; CUHK-03 has none, nor has a folder without a test folder.
     """
     return _matching_data(recipe.data, root, recipe.split_seed, recipe.instances)
 
@@ -56,14 +59,29 @@ def _matching_data(name: str, root: Path | None, seed: int, instances: int | Non
     train_set, val, test = (
         load_matched(name, root, split=split, seed=seed, instances=instances) for split in ("train", "val", "test")
     )
+    sizes = [len(train_set), len(val), len(test)]
+    if not all(sizes):
+        raise ValueError(
+            f"expected at least {LEAST} identities in {name}, so that train, val and test have some, got {sum(sizes)}; "
+            "give more images, or a larger --instances"
+        )
     held_out = []
-    if not train_set.name.startswith("cuhk03"):
+    if _has_held_out(name):
         more = matched_halves(load(name, root, split="test"))
         count = min(HELD_OUT, len(more) // len(test))
         held_out = [
             more.select(torch.arange(i * len(test), (i + 1) * len(test)), split="held out") for i in range(count)
         ]
     return MatchingData(train_set, val, test, held_out)
+
+
+def _has_held_out(name: str) -> bool:
+    """Whether the images are halves, and there are more of them than the train images that were halved."""
+    if name in CATALOGUE:
+        return name != "cuhk03"
+    path = Path(name).expanduser().resolve()
+    kind = recognise(path)
+    return kind != "cuhk03" and (kind != "folder" or any((path / split).is_dir() for split in ("test", "val")))
 
 
 class _Embedder(nn.Module):
@@ -143,8 +161,11 @@ def run_matching(
 def evaluate_matching(
     method: Matching, data: MatchingData, history: list[dict[str, Any]], device: torch.device
 ) -> dict[str, Any]:
-    """Accuracies of the chosen epoch's weights: linear and quadratic, on the test split and the held-out sets."""
-    best = max(history, key=lambda row: row["val_accuracy"])  # the first of equals
+    """Accuracies of the chosen epoch's weights: linear and quadratic, on the test split and the held-out sets.
+
+    Epoch 0 is before the first one. What is infinite, such as the margin of one identity, is None.
+    """
+    best = max(history, key=lambda row: row["val_accuracy"], default={"epoch": 0})  # the first of equals
     val, test = embed(method, data.val, device), embed(method, data.test, device)
     found = match(*test)
     weight = choose_weight([val])
@@ -158,8 +179,8 @@ def evaluate_matching(
         **{f"rank{k}": share for k, share in found.rank.items()},
         "mean_average_precision": found.mean_average_precision,
         "greedy_accuracy": found.greedy_accuracy,
-        "greedy_gap": found.greedy_gap,
-        "margin": found.margin,
+        "greedy_gap": _finite(found.greedy_gap),
+        "margin": _finite(found.margin),
     }
     if data.held_out:
         pairs = [embed(method, one, device) for one in data.held_out]
@@ -168,6 +189,10 @@ def evaluate_matching(
             match_quadratic(*pair, weight=weight).accuracy for pair in pairs
         )
     return final
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def _write(path: Path, method: Matching) -> None:

@@ -65,9 +65,13 @@ def of_run(name: str, engine: Engine, last: Checkpoint, data: dict[str, Any]) ->
 
 
 def write(folder: Path, record: dict[str, Any]) -> Path:
-    """Write ``record`` into a run's folder, whole or not at all."""
+    """Write ``record`` into a run's folder, whole or not at all. Its numbers are finite: JSON has no others."""
     path = folder / FILE
-    write_text(path, json.dumps({"format": FORMAT, **record}, indent=1) + "\n")
+    try:
+        text = json.dumps({"format": FORMAT, **record}, indent=1, allow_nan=False)
+    except ValueError as error:
+        raise ValueError(f"expected finite numbers for {path}, got others ({error}); None stands for them") from error
+    write_text(path, text + "\n")
     return path
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -33,11 +34,15 @@ def choose_device(name: str) -> torch.device:
         raise ValueError(f"expected a device such as auto, cpu or cuda, got {name!r}") from error
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError("expected a CUDA device for --device cuda, got none; leave it out to use the CPU")
+    try:
+        torch.empty(1, device=device).cpu()
+    except (RuntimeError, NotImplementedError, AssertionError) as error:
+        raise ValueError(f"expected a device that this torch can use, got {name!r} ({error}); try cpu") from error
     return device
 
 
 def splits(recipe: Recipe, root: Path | None) -> tuple[ImageSet, ImageSet]:
-    """The images to train on, and those to test on: tiny-ImageNet's test labels are secret, its val split serves.
+    """The images to train on, and those to test on.
 
     With ``recipe.validation`` so many training images, drawn by ``split_seed``, take the test split's place, and the
     test split is not looked at: for choosing between recipes.
@@ -52,7 +57,20 @@ def splits(recipe: Recipe, root: Path | None) -> tuple[ImageSet, ImageSet]:
             replace(train_set, split=name, images=train_set.images[rows], labels=train_set.labels[rows])
             for name, rows in (("train", rest), ("validation", kept))
         )
-    return train_set, load(recipe.data, root, split="val" if train_set.name == "tiny-imagenet" else "test")
+    return train_set, load(recipe.data, root, split="test")
+
+
+def check_classes(train_set: ImageSet, test_set: ImageSet) -> None:
+    """Raise unless a label is the same class in both splits: what is learnt of one can be tested on the other.
+
+    A label is a place in ``classes``, so their order counts. A test split without images of a class lists it as well.
+    """
+    if train_set.classes != test_set.classes:
+        raise ValueError(
+            f"expected the test split of {train_set.name} to have the classes of its training split, got others "
+            "(cuhk03 is split by identity); use `setwise match` for such data, or `setwise pretrain` with "
+            "--validation N to test on training images, or with --no-evaluate"
+        )
 
 
 def pretrain(
@@ -67,6 +85,8 @@ def pretrain(
 ) -> dict[str, Any]:
     """Train by a recipe, probe the frozen encoder, write the record into the run's folder; the record."""
     train_set, test_set = splits(recipe, root)
+    if evaluate:
+        check_classes(train_set, test_set)
     title, look = f"{name} seed {seed}", structure.after_epoch
     engine, last = train(recipe, train_set, folder, seed=seed, how=how, title=title, after_epoch=look)
     sizes = {"name": train_set.name, "train": len(train_set), "test": len(test_set)}
@@ -116,11 +136,30 @@ def evaluate_encoder(
     }
 
 
-def encoder_of(found: Checkpoint) -> nn.Module:
-    """The trained encoder of a checkpoint, on the CPU."""
-    encoder = create_encoder(found.recipe, int(found.data["shape"][0]))
-    state = found.encoder_state()
-    encoder.to(next(iter(state.values())).dtype).load_state_dict(state)
+def encoder_of(found: Checkpoint, path: Path) -> nn.Module:
+    """The trained encoder of the checkpoint at ``path``, on the CPU."""
+    recipe, state = found.recipe, found.encoder_state()
+    expected = f"expected the weights of {recipe.encoder} in {path}, got"
+    advice = "the file is damaged or was changed, take another copy of it, or train again"
+    missing = [name for name in ("shape", "mean", "std", "classes") if name not in found.data]
+    if missing:
+        raise ValueError(f"{expected} them without the {', '.join(missing)} of their images; {advice}")
+    shape = found.data["shape"]
+    if not isinstance(shape, list) or len(shape) != 3 or not all(isinstance(n, int) and n > 0 for n in shape):
+        raise ValueError(f"{expected} them for images of shape {shape!r}, not [C, H, W]; {advice}")
+    # Without memory at first: what a foreign file asks for is compared with what is there before it is allocated.
+    with torch.device("meta"):
+        wanted = create_encoder(recipe, shape[0]).state_dict()
+    if not state:
+        raise ValueError(f"{expected} none; {advice}")
+    for name in sorted(wanted.keys() | state.keys()):
+        want, got = (f"shape {tuple(x[name].shape)}" if name in x else "no such tensor" for x in (wanted, state))
+        if want != got:
+            raise ValueError(f"{expected} {name} as {got}, not {want}; {advice}")
+    encoder = create_encoder(recipe, shape[0])
+    if any(x.dtype == torch.float64 for x in state.values()):
+        encoder.double()
+    encoder.load_state_dict(state)
     return encoder
 
 
@@ -133,16 +172,21 @@ def probe(
     fine_tune_epochs: int | None = None,
     quiet: bool = False,
 ) -> dict[str, Any]:
-    """Evaluate a checkpoint anew: linear probe and kNN, and with ``fine_tune`` the whole network trained on."""
+    """Evaluate a checkpoint anew: linear probe and kNN, and with ``fine_tune`` the whole network trained on.
+
+    The fine-tuned run is kept beside the checkpoint, in a folder named after the weights it began with and its length.
+    """
     found = checkpoints.load(path)
+    encoder = encoder_of(found, path).to(device)
     train_set, test_set = splits(found.recipe, root)
-    encoder = encoder_of(found).to(device)
+    check_classes(train_set, test_set)
     result = evaluate_encoder(encoder, train_set, test_set, found.recipe, seed=found.seed, device=device)
     if fine_tune:
         tuning = replace(found.recipe, method="supervised", loss=None, beta=None, **FINE_TUNING)  # type: ignore[arg-type]
         if fine_tune_epochs is not None:
             tuning = replace(tuning, epochs=fine_tune_epochs)
-        folder = (path if path.is_dir() else path.parent) / "fine-tuned"
+        state = found.encoder_state()
+        folder = (path if path.is_dir() else path.parent) / f"fine-tuned-{_digest(state)}-{tuning.epochs}"
         engine, last = train(
             tuning,
             train_set,
@@ -150,7 +194,7 @@ def probe(
             seed=found.seed,
             how=How(device, resume=True, quiet=quiet),
             title="fine-tuning",
-            encoder=found.encoder_state(),
+            encoder=state,
         )
         assert isinstance(engine.method, Supervised)
         result["fine_tuned_accuracy"] = _classifier_accuracy(engine.method, test_set, device)
@@ -163,6 +207,7 @@ def export(path: Path, folder: Path, *, onnx: bool = True) -> dict[str, Path]:
     from setwise.evaluation.export import export as write
 
     found = checkpoints.load(path)
+    encoder = encoder_of(found, path).float()
     config = {
         "name": found.recipe.encoder,
         "stem": found.recipe.stem,
@@ -170,7 +215,14 @@ def export(path: Path, folder: Path, *, onnx: bool = True) -> dict[str, Path]:
         "std": found.data["std"],
         "classes": found.data["classes"],
     }
-    return write(encoder_of(found).float(), config, folder, image_shape=tuple(found.data["shape"]), onnx=onnx)
+    return write(encoder, config, folder, image_shape=tuple(found.data["shape"]), onnx=onnx)
+
+
+def _digest(state: dict[str, Tensor]) -> str:
+    """A few letters that tell these weights from others."""
+    from safetensors.torch import save
+
+    return hashlib.sha256(save(state)).hexdigest()[:8]
 
 
 def _features(encoder: nn.Module, images: ImageSet, device: torch.device) -> Tensor:

@@ -35,9 +35,11 @@ class Checkpoint:
     seconds: float = 0.0  # of training so far
 
     def encoder_state(self) -> dict[str, Tensor]:
-        """The encoder's weights."""
-        prefix = "model.encoder."
-        return {name.removeprefix(prefix): x for name, x in self.tensors.items() if name.startswith(prefix)}
+        """The encoder's weights: those of the chosen epoch where one was chosen, as matching does."""
+        found: dict[str, dict[str, Tensor]] = {"kept.encoder.": {}, "model.encoder.": {}}
+        for prefix, state in found.items():
+            state |= {name.removeprefix(prefix): x for name, x in self.tensors.items() if name.startswith(prefix)}
+        return found["kept.encoder."] or found["model.encoder."]
 
 
 @contextlib.contextmanager
