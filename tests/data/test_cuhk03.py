@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 
 import setwise as sw
+from setwise.cli import main
 from setwise.data import cuhk03
 from setwise.data.errors import DataError
 
@@ -108,6 +109,21 @@ def test_a_folder_of_pictures(people, tmp_path):
     Image.fromarray(pairs[0][0][0]).save(folder / "1_0001_00.jpg")
     with pytest.raises(DataError, match="expected one picture a shot in .*, got some twice"):
         sw.data.load_matched(folder, tmp_path / "root", split="all")
+
+
+def test_check_tells_how_many_identities_there_are(people, write_mat, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("SETWISE_DATA", str(tmp_path / "default"))
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / ".decoded").write_text("a root that cannot be written")
+    write_mat(root / "cuhk-03.mat", {"labeled": people(0)})
+    main(["data", "check", "cuhk03", "--root", str(root)])
+    out = capsys.readouterr().out
+    # 14, less one without a picture; two have one camera only.
+    assert "13 identities, 2 of them left out because only one camera saw them; the real set has 1,467\n" in out
+    assert "8 classes" in out
+    (kept,) = (tmp_path / "default" / ".decoded").glob("*/images.npy")
+    assert kept.parent.name.startswith("cuhk03-labeled-128x64-")
 
 
 def test_the_decoded_file_is_kept(people, write_mat, tmp_path, monkeypatch):

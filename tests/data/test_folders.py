@@ -3,6 +3,7 @@
 import io
 import os
 import shutil
+from tempfile import TemporaryFile
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 from PIL import Image
 
 import setwise as sw
-from setwise.data import decode, tiny_imagenet
+from setwise.data import cache, decode, tiny_imagenet
 from setwise.data.cache import cached
 from setwise.data.errors import DataError
 
@@ -53,9 +54,89 @@ def test_the_decoded_images_are_mapped_and_kept(small_tiny, tmp_path, monkeypatc
 
 
 def test_a_cache_is_mapped(tmp_path):
-    (array,) = cached(tmp_path, "key", [], ("x",), lambda place: np.save(place / "x.npy", np.arange(6)))
+    (array,) = cached(tmp_path, "key", [], ("x",), numbers)
     assert isinstance(array, np.memmap)
     assert array.tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def numbers(place):
+    np.save(place / "x.npy", np.arange(6))
+
+
+def without_cache(root):
+    """A root where decoded images cannot be kept, not even by root, whom no permissions stop."""
+    root.mkdir()
+    (root / ".decoded").write_text("a file, not a folder")
+    return root
+
+
+def test_a_root_that_cannot_be_written_keeps_its_images_in_the_default_root(small_tiny, tmp_path, monkeypatch):
+    default = tmp_path / "default"
+    monkeypatch.setenv("SETWISE_DATA", str(default))
+    root, other = without_cache(tmp_path / "root"), tmp_path / "other"
+    shutil.copytree(small_tiny, other)  # same names, sizes and times, one other image
+    path = other / "train" / "n01" / "images" / "n01_0.JPEG"
+    stamp, raw = path.stat(), bytearray(path.read_bytes())
+    raw[-10] ^= 1
+    path.write_bytes(raw)
+    os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    found = [sw.data.load(place, root).images for place in (small_tiny, other)]
+    assert torch.equal(found[0][0], pixels(small_tiny / "train" / "n01" / "images" / "n01_0.JPEG"))
+    assert torch.equal(found[1][0], pixels(path))
+    assert not torch.equal(found[0][0], found[1][0])
+    assert len(list(default.glob(".decoded/*/images.npy"))) == 2
+    monkeypatch.setattr(decode, "read_image", None)  # both are kept: a second decoding would fail
+    for place, images in zip((small_tiny, other), found, strict=True):
+        assert torch.equal(sw.data.load(place, root).images, images)
+
+
+def test_what_a_root_that_cannot_be_written_has_already_is_used(tmp_path, monkeypatch):
+    monkeypatch.setenv("SETWISE_DATA", str(tmp_path / "default"))
+    cached(tmp_path / "root", "key", [], ("x",), numbers)
+
+    def refuse(*args, **kwargs):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("pathlib.Path.mkdir", refuse)
+    (array,) = cached(tmp_path / "root", "key", [], ("x",), None)
+    assert array.tolist() == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("anothers", ["lock", "folder"])
+def test_a_cache_of_another_user_is_passed_over(tmp_path, monkeypatch, anothers):
+    monkeypatch.setenv("SETWISE_DATA", str(tmp_path / "default"))
+    theirs = tmp_path / "root" / ".decoded"
+    theirs.mkdir(parents=True)
+    if anothers == "lock":
+        (theirs / "key.lock").mkdir()  # cannot be opened, not even by root
+    else:
+
+        def only_default(dir):
+            if dir == theirs:
+                raise PermissionError(13, "Permission denied")
+            return TemporaryFile(dir=dir)
+
+        monkeypatch.setattr(cache, "TemporaryFile", only_default)
+    (array,) = cached(tmp_path / "root", "key", [], ("x",), numbers)
+    assert array.tolist() == [0, 1, 2, 3, 4, 5]
+    assert len(list(tmp_path.glob("default/.decoded/key-*/x.npy"))) == 1
+
+
+def test_where_nothing_can_be_kept_images_are_decoded_each_time(tmp_path, monkeypatch):
+    root, default = without_cache(tmp_path / "root"), without_cache(tmp_path / "default")
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    monkeypatch.setenv("SETWISE_DATA", str(default))
+    for _ in range(2):
+        with pytest.warns(RuntimeWarning, match=r"root/.decoded or .*default/.decoded, got no place .* each time: set"):
+            (array,) = cached(root, "key", [], ("x",), numbers)
+        assert array.tolist() == [0, 1, 2, 3, 4, 5]
+        array[0] = 7  # still a copy of its own
+    assert not list((tmp_path / "tmp").iterdir())
+    monkeypatch.setattr("pathlib.Path.home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
+    monkeypatch.delenv("SETWISE_DATA")
+    with pytest.warns(RuntimeWarning, match=r"decoded images in \S*root/.decoded, got no place"):
+        cached(root, "key", [], ("x",), numbers)
 
 
 @pytest.mark.parametrize("damage", ["newer", "other", "truncated cache", "lost cache file"])
@@ -188,10 +269,48 @@ def test_folders_that_are_no_data_set(pictures, tmp_path):
     (pictures / "val" / "dodo").mkdir()
     with pytest.raises(DataError, match="got 'dodo' in .*val too"):
         sw.data.load(pictures, split="val")
-    for file in pictures.glob("train/*/*"):
+    for file in pictures.glob("val/*/*"):
         file.unlink()
-    with pytest.raises(DataError, match=r"expected images as .*train/CLASS/\*.png or \*.jpg, got none"):
-        sw.data.load(pictures)
+    (pictures / "val" / "dodo").rmdir()
+    with pytest.raises(DataError, match=r"expected images as .*val/CLASS/\*.png or \*.jpg, got none"):
+        sw.data.load(pictures, split="val")
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_a_class_of_which_nothing_is_read_is_refused(pictures, split):
+    folder = pictures / split / "crow"
+    for path in folder.iterdir():
+        if path.suffix != ".txt":
+            path.rename(path.with_suffix(".webp"))
+    (folder / "LICENSE").write_text("")
+    (folder / ".DS_Store").write_text("")
+    with pytest.raises(
+        DataError, match=rf"files in .*{split}/crow, got only \(no ending\), .txt, .webp; convert .*your-data.md#folder"
+    ):
+        sw.data.load(pictures, split=split)
+    for path in folder.iterdir():
+        path.unlink()
+    if split == "val":  # a class may be missing there
+        assert sw.data.load(pictures, split=split).labels.tolist() == [0, 0]
+    else:
+        with pytest.raises(DataError, match="files in .*train/crow, got no files; "):
+            sw.data.load(pictures)
+
+
+def test_the_other_split_is_of_the_size_of_train(pictures):
+    for path in pictures.glob("val/*/*.*g"):
+        Image.new("RGB", (16, 12)).save(path)
+    with pytest.raises(DataError, match=r"val/auk/0.png to be 10x14 .* like .*train/auk/0.png, got 12x16; pass size="):
+        sw.data.load(pictures, split="test")
+    assert sw.data.load(pictures, split="test", size=(8, 8)).images.shape == (4, 3, 8, 8)
+
+
+@pytest.mark.parametrize("strays", [["banner_01.jpg"], ["team_01.jpg", "team_07.jpg"]])
+def test_pictures_beside_train_do_not_make_it_cuhk03(pictures, strays):
+    for name in strays:
+        Image.new("RGB", (30, 20)).save(pictures / name)
+    assert sw.data.load(pictures).name == "birds"
+    assert sw.data.check("cuhk03", pictures).place is None
 
 
 def test_decompression_bombs_and_other_formats_are_refused(pictures, monkeypatch):

@@ -365,6 +365,6 @@ def test_commands_say_what_is_wrong_in_one_line(tmp_path):
 
 def test_the_default_root(monkeypatch, tmp_path):
     monkeypatch.setenv("SETWISE_DATA", str(tmp_path))
-    assert source.default_root() == tmp_path
+    assert sw.data.default_root() == tmp_path
     monkeypatch.delenv("SETWISE_DATA")
-    assert source.default_root() == Path(os.path.expanduser("~")) / ".cache" / "setwise"
+    assert sw.data.default_root() == Path(os.path.expanduser("~")) / ".cache" / "setwise"

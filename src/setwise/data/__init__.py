@@ -2,8 +2,9 @@
 
 from setwise.data.errors import DataError
 from setwise.data.loading import load, load_matched
+from setwise.data.root import default_root
 from setwise.data.sets import ImageSet, MatchedSet, matched_halves
-from setwise.data.source import check, default_root, fetch
+from setwise.data.source import check, fetch
 
 __all__ = [
     "DataError",

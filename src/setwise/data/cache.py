@@ -5,12 +5,17 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import warnings
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from setwise.data.root import root_of
 
 FOLDER = ".decoded"
 
@@ -29,27 +34,68 @@ def cached(
 ) -> list[npt.NDArray[Any]]:
     """The arrays ``names`` that ``build(folder)`` writes as .npy files, built only if the sources changed.
 
+    They are kept below ``root``, or below the default root where that cannot be written, or, with a warning, nowhere.
     They are mapped copy-on-write: writing to them changes no file. The folder appears under its final name, which
     holds the sources' signature, only when it is complete; older ones of the same ``key`` are removed.
     """
+    name, folders = f"{key}-{signature(sources)}", _folders(root)
+    for folder in folders:
+        if (found := _open(folder / name, names)) is not None:
+            return found
+    for folder in folders:
+        if (lock := _lock(folder, key)) is not None:
+            with lock:
+                return _kept(folder / name, key, names, build)
+    warnings.warn(
+        f"expected to keep decoded images in {' or '.join(map(str, folders))}, got no place that can be written; "
+        "they are decoded each time: set SETWISE_DATA to a folder that you can write to",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    # What is mapped stays when its file is removed; where a system does not remove it, it is left behind.
+    with TemporaryDirectory(prefix="setwise-", ignore_cleanup_errors=True) as partial:
+        build(Path(partial))
+        return _complete(Path(partial), names)
+
+
+def _folders(root: Path) -> list[Path]:
+    """Where decoded images may be, the first one first."""
+    roots = [root]
+    with suppress(RuntimeError):  # a user without a home has no default root
+        roots.append(root_of(None))
+    return list(dict.fromkeys(place / FOLDER for place in roots))
+
+
+def _lock(folder: Path, key: str) -> AbstractContextManager[Any] | None:
+    """The lock of ``key``, held until the block ends; None where ``folder`` cannot be written."""
     from filelock import FileLock
 
-    place = root / FOLDER / f"{key}-{signature(sources)}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass  # a lock file that is there already would say nothing of the folder
+        return FileLock(folder / f"{key}.lock").acquire()
+    except OSError:
+        return None
+
+
+def _kept(place: Path, key: str, names: tuple[str, ...], build: Callable[[Path], None]) -> list[npt.NDArray[Any]]:
+    """Build into ``place``, unless another process just did."""
     if (found := _open(place, names)) is not None:
         return found
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(place.parent / f"{key}.lock"):
-        if (found := _open(place, names)) is not None:
-            return found
-        for stale in (*place.parent.glob(f"{key}-*"), *place.parent.glob(f".{key}-*")):
-            shutil.rmtree(stale, ignore_errors=True)
-        partial = place.with_name(f".{key}-partial")
-        partial.mkdir()
-        try:
-            build(partial)
-            os.replace(partial, place)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
+    for stale in (*place.parent.glob(f"{key}-*"), *place.parent.glob(f".{key}-*")):
+        shutil.rmtree(stale, ignore_errors=True)
+    partial = place.with_name(f".{key}-partial")
+    partial.mkdir()
+    try:
+        build(partial)
+        os.replace(partial, place)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return _complete(place, names)
+
+
+def _complete(place: Path, names: tuple[str, ...]) -> list[npt.NDArray[Any]]:
     if (found := _open(place, names)) is None:
         raise OSError(f"expected {', '.join(names)} in {place} after decoding, got damaged files; is the disk full?")
     return found
@@ -59,5 +105,5 @@ def _open(place: Path, names: tuple[str, ...]) -> list[npt.NDArray[Any]] | None:
     try:
         # Copy-on-write rather than read-only: torch has no read-only tensors, and warns.
         return [np.load(place / f"{name}.npy", mmap_mode="c", allow_pickle=False) for name in names]
-    except (FileNotFoundError, ValueError, EOFError):
+    except (FileNotFoundError, NotADirectoryError, PermissionError, ValueError, EOFError):
         return None

@@ -19,6 +19,7 @@ from setwise.data import cuhk03_mat
 from setwise.data.cache import cached
 from setwise.data.decode import read_images
 from setwise.data.errors import DataError
+from setwise.data.folder import is_folder
 from setwise.data.sets import DEFAULT_MEAN, DEFAULT_STD, PADDING, ImageSet, MatchedSet
 
 Boxes = Literal["labeled", "detected"]
@@ -38,7 +39,8 @@ def find(path: Path) -> Path | None:
     for place in (path / MAT, path / "cuhk03_release" / MAT):
         if place.is_file():
             return place
-    return path if path.is_dir() and _pictures(path) else None
+    # One picture of such a name may lie beside train/CLASS/, too.
+    return path if path.is_dir() and _pictures(path) and not is_folder(path) else None
 
 
 def load_matched(
@@ -51,6 +53,22 @@ def load_matched(
     """
     check_option(split, SPLITS, "split")
     check_option(boxes, BOXES, "boxes")
+    images, table, names = _decoded(path, root, boxes, size)
+    whole = _matched(torch.from_numpy(images), table, names)
+    return whole if split == "all" else whole.parts(seed=seed)[split]
+
+
+def count_identities(path: Path, root: Path) -> tuple[int, int]:
+    """How many identities there are, and how many of them both cameras saw."""
+    _, table, names = _decoded(path, root, "labeled", SIZE)
+    views = np.bincount(np.unique(table[:, :2], axis=0)[:, 0])  # [identities], 1 or 2 each
+    return len(names), int((views == 2).sum())
+
+
+def _decoded(
+    path: Path, root: Path, boxes: Boxes, size: tuple[int, int]
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], list[str]]:
+    """All images [M, 3, H, W], their rows (identity, view, shot) [M, 3], and the names of the identities."""
     place = find(path)
     if place is None:
         raise DataError(f"expected {MAT} or pictures IDENTITY_SHOT.jpg in {path}, got neither")
@@ -73,8 +91,7 @@ def load_matched(
             arrays,
             lambda partial: _decode(pictures, size, partial),
         )
-    whole = _matched(torch.from_numpy(images), table, [str(name) for name in names])
-    return whole if split == "all" else whole.parts(seed=seed)[split]
+    return images, table, [str(name) for name in names]
 
 
 def load(path: Path, split: str, root: Path, *, boxes: Boxes, size: tuple[int, int], seed: int) -> ImageSet:
@@ -103,7 +120,10 @@ def _matched(images: torch.Tensor, table: npt.NDArray[np.int64], names: list[str
         listed[int(table[row, 0])][int(table[row, 1])].append(row)
     both = [k for k, (a, b) in enumerate(listed) if a and b]
     if not both:
-        raise DataError(f"expected identities seen by both cameras, got none among {len(names)}")
+        raise DataError(
+            f"expected identities seen by both cameras, got none among {len(names)}; "
+            "shots 00 to 04 are one camera's and 05 to 09 the other's, " + see("how-to/your-data#cuhk-03")
+        )
     most = max(len(view) for k in both for view in listed[k])
     tables = [
         torch.tensor([listed[k][view] + [PADDING] * (most - len(listed[k][view])) for k in both]) for view in (0, 1)

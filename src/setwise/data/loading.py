@@ -10,8 +10,9 @@ from setwise.checks import check_option, see
 from setwise.data import cifar, cuhk03, digits, folder, tiny_imagenet
 from setwise.data.catalogue import CATALOGUE, recognise
 from setwise.data.errors import DataError
+from setwise.data.root import root_of
 from setwise.data.sets import ImageSet, MatchedSet, matched_halves
-from setwise.data.source import locate, root_of
+from setwise.data.source import locate
 
 
 def load(
@@ -26,10 +27,10 @@ def load(
     """One split of a data set: uint8 images [N, C, H, W], labels [N], class names, mean and std.
 
     ``name`` is "digits", "cifar10", "cifar100", "tiny-imagenet" or "cuhk03", looked for in ``root`` ($SETWISE_DATA or
-    ~/.cache/setwise; decoded images are kept there too), or a path to any of these or to a folder of images
-    train/CLASS/*.png|jpg. ``split`` is "train" or "test"; some have "val" too. Only for folders of images and CUHK-03:
-    ``size`` = (height, width) to resize to. Only for CUHK-03: ``boxes``, "labeled" (the default) or "detected", and
-    ``seed`` of the split by identity (default 0).
+    ~/.cache/setwise; decoded images are kept there too, if it can be written), or a path to any of these or to a folder
+    of images train/CLASS/*.png|jpg. ``split`` is "train" or "test"; some have "val" too. Only for folders of images and
+    CUHK-03: ``size`` = (height, width) to resize to. Only for CUHK-03: ``boxes``, "labeled" (the default) or
+    "detected", and ``seed`` of the split by identity (default 0).
 
     Examples:
         >>> digits = sw.data.load("digits", split="test")

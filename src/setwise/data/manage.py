@@ -8,10 +8,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from setwise.data import cuhk03
 from setwise.data.archives import MANIFEST
 from setwise.data.catalogue import CATALOGUE, MB
 from setwise.data.loading import load
-from setwise.data.source import check, fetch, locate, root_of
+from setwise.data.root import root_of
+from setwise.data.source import check, fetch, locate
 
 
 def show_list(root: Path | None) -> None:
@@ -57,6 +59,13 @@ def check_and_tell(name: str, root: Path | None) -> bool:
     elif report.place is not None:
         console.print(
             f"{report.place}: put there by hand; compared with the makers' checksums where known", soft_wrap=True
+        )
+    if name == "cuhk03" and report.place is not None:
+        seen, both = cuhk03.count_identities(report.place, root_of(root))
+        console.print(
+            f"{seen:,} identities, {seen - both:,} of them left out because only one camera saw them; "
+            f"the real set has {CATALOGUE[name].classes:,}",
+            soft_wrap=True,
         )
     for split in ("train", "test"):
         found = load(name, root, split=split)

@@ -4,7 +4,7 @@ root/NAME/                 an installed data set, with its manifest
 root/.NAME.lock            held while one is being installed
 root/.NAME-partial/        being unpacked; never looked at, removed by the next installation
 root/.downloads/           what has come of a download so far
-root/.decoded/             images decoded once
+root/.decoded/             images decoded once, if it can be written: see cache.py
 """
 
 from __future__ import annotations
@@ -24,20 +24,10 @@ from setwise.data.archives import MANIFEST, Writer, copy_folder, unpack
 from setwise.data.catalogue import Entry, entry_of, file_digest, holds, verify
 from setwise.data.download import download
 from setwise.data.errors import DataError
+from setwise.data.root import root_of
 
 VERSION = 1  # of the manifest
 FEW_FILES = 1000  # up to here each is flushed by itself; beyond, one sync of the system is faster
-
-
-def default_root() -> Path:
-    """Where data sets are: $SETWISE_DATA, or ~/.cache/setwise."""
-    given = os.environ.get("SETWISE_DATA")
-    return Path(given) if given else Path.home() / ".cache" / "setwise"
-
-
-def root_of(root: str | os.PathLike[str] | None) -> Path:
-    """The given root, or the default one, absolute."""
-    return (Path(root) if root is not None else default_root()).expanduser().resolve()
 
 
 def locate(name: str, root: Path) -> Path | None:

@@ -1,0 +1,17 @@
+"""The folder below which data sets and decoded images are."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def default_root() -> Path:
+    """Where data sets are: $SETWISE_DATA, or ~/.cache/setwise."""
+    given = os.environ.get("SETWISE_DATA")
+    return Path(given) if given else Path.home() / ".cache" / "setwise"
+
+
+def root_of(root: str | os.PathLike[str] | None) -> Path:
+    """The given root, or the default one, absolute."""
+    return (Path(root) if root is not None else default_root()).expanduser().resolve()
