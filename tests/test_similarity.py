@@ -54,7 +54,27 @@ def test_float32_distances_of_near_rows_keep_their_digits():
     near = base + torch.tensor([[0.0, 0.0, 0.01]])
     exact = (near.double() - base.double()).norm().item()
     assert pairwise(base, near, similarity="euclidean").item() == pytest.approx(exact, rel=1e-5)
-    assert pairwise(base, near, similarity="sqeuclidean").item() == pytest.approx(exact**2, rel=1e-2)
+    assert pairwise(base, near, similarity="sqeuclidean").item() == pytest.approx(exact**2, rel=1e-5)
+
+
+@pytest.mark.parametrize("apart", [300.0, 1e4, 1e6])
+@pytest.mark.parametrize("similarity", ["euclidean", "sqeuclidean"])
+def test_float32_distances_within_far_groups_keep_their_digits(similarity, apart):
+    generator = torch.Generator().manual_seed(0)
+    z_a = torch.randn(40, 8, generator=generator)
+    z_a[::2, 0] += apart
+    z_b = z_a + 0.1 * torch.randn(40, 8, generator=generator)
+    expected = cdist(z_a.double().numpy(), z_b.double().numpy(), similarity)
+    got = pairwise(z_a, z_b, similarity=similarity)
+    assert got.dtype == torch.float32
+    np.testing.assert_allclose(got.numpy(), expected, rtol=1e-2 if apart == 1e6 else 1e-5)
+    gradients = []
+    for dtype in (torch.float32, torch.float64):
+        leaf = z_a.to(dtype, copy=True).requires_grad_()
+        theta = scores(leaf, z_b.to(dtype), similarity=similarity)
+        torch.nn.functional.cross_entropy(theta, torch.arange(40)).backward()
+        gradients.append(leaf.grad.double())
+    assert (gradients[0] - gradients[1]).norm() < (1e-2 if apart == 1e6 else 1e-5) * gradients[1].norm()
 
 
 def test_the_gradient_of_a_zero_distance_is_zero():
@@ -64,12 +84,12 @@ def test_the_gradient_of_a_zero_distance_is_zero():
         assert z.grad.abs().max() < 1e-6
 
 
-@pytest.mark.parametrize("shift", [0.0, 1.0, -0.5])
+@pytest.mark.parametrize("shift", [0.0, 1.0, -0.5, 0.1])
 @pytest.mark.parametrize("similarity", ["cosine", "sqeuclidean"])
 def test_the_low_rank_factor_is_the_matrix(views, similarity, shift):
     z = views(9, 3)[0]
     factor = intra_factor(z, similarity=similarity, shift=shift)
     expected = pairwise(z, z, similarity=similarity) + shift
-    torch.testing.assert_close(factor.matrix(), expected)
-    torch.testing.assert_close(factor.row_sums(), expected.sum(-1))
+    torch.testing.assert_close(factor.matrix(), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(factor.row_sums(), expected.sum(-1), rtol=1e-12, atol=1e-12)
     assert intra_factor(z, similarity="euclidean") is None

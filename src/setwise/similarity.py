@@ -40,6 +40,11 @@ def full_precision(z: Tensor) -> Tensor:
     return z if z.dtype == torch.float64 else z.float()
 
 
+def widest_precision(z: Tensor) -> Tensor:
+    """``z`` in float64 where its device has that, and as it is elsewhere."""
+    return z.double() if z.device.type in ("cpu", "cuda") else z
+
+
 class _UnitRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, z: Tensor, append: float | None) -> Tensor:
@@ -65,15 +70,9 @@ def normalize(z: Tensor, *, append: float | None = None) -> Tensor:
 
 
 def prepare(*z: Tensor, similarity: Similarity) -> tuple[Tensor, ...]:
-    """What is done once to every row before any two are compared: precision, length, origin."""
+    """What is done once to every row before any two are compared: precision, and length for cosine."""
     z = tuple(full_precision(x) for x in z)
-    if similarity == "cosine":
-        return tuple(normalize(x) for x in z)
-    if similarity == "sqeuclidean":
-        # Distances do not depend on the origin, but |a|^2 + |b|^2 - 2ab loses digits far away from it.
-        origin = z[0].detach().mean(-2, keepdim=True)
-        return tuple(x - origin for x in z)
-    return z
+    return tuple(normalize(x) for x in z) if similarity == "cosine" else z
 
 
 def prepared_scores(x: Tensor, y: Tensor, *, similarity: Similarity, scale: float = 1.0) -> Tensor:
@@ -85,9 +84,21 @@ def prepared_scores(x: Tensor, y: Tensor, *, similarity: Similarity, scale: floa
         if similarity == "cosine":
             return (scale * x) @ y.mT
         if similarity == "sqeuclidean":
-            squares = (x * x).sum(-1, keepdim=True) + (y * y).sum(-1, keepdim=True).mT
-            return torch.add(squares, x @ y.mT, alpha=-2).clamp_min(0) * -scale
+            return _squared_distances(x, y) * -scale
         return _distances(x, y) * -scale
+
+
+def _squared_distances(x: Tensor, y: Tensor) -> Tensor:
+    # |a|^2 + |b|^2 - 2ab halves the number of digits where a is near b: in float64 that leaves those of float32.
+    # Distances do not depend on the origin, but digits do. One product, so that no more than one matrix is in float64.
+    dtype = x.dtype
+    x, y = widest_precision(x), widest_precision(y)
+    origin = y.detach().mean(-2, keepdim=True)
+    x, y = x - origin, y - origin
+    squares_x, squares_y = (x * x).sum(-1, keepdim=True), (y * y).sum(-1, keepdim=True)
+    left = torch.cat([-2 * x, squares_x, torch.ones_like(squares_x)], -1)
+    right = torch.cat([y, torch.ones_like(squares_y), squares_y], -1)
+    return (left @ right.mT).to(dtype).clamp_min(0)
 
 
 def _distances(x: Tensor, y: Tensor) -> Tensor:
@@ -157,6 +168,8 @@ def intra_factor(z: Tensor, *, similarity: Similarity = "cosine", shift: float =
         diagonal = torch.ones(x.shape[-1] + 1, dtype=x.dtype, device=x.device)
         diagonal[-1] = shift
         return Factor(torch.cat([x, ones], -1), diagonal.diag())
+    x = x - x.detach().mean(-2, keepdim=True)  # distances do not depend on the origin, but digits do
     middle = torch.full((x.shape[-1] + 2,), -2.0, dtype=x.dtype, device=x.device).diag()
-    middle[:2, :2] = torch.tensor([[0.0, 1.0], [1.0, shift]])
+    middle[0, 0], middle[1, 1] = 0.0, shift
+    middle[0, 1] = middle[1, 0] = 1.0
     return Factor(torch.cat([(x * x).sum(-1, keepdim=True), ones, x], -1), middle)

@@ -15,9 +15,12 @@ import setwise as sw
 from setwise.assignment.spectrum import (
     Compressed,
     compress_dense,
+    compress_euclidean,
     compress_leading,
     gram,
+    leading_ends,
     leading_error,
+    leading_fits,
     ordered_dot,
     project_ones,
 )
@@ -149,6 +152,94 @@ def test_leading_eigenvalues_stay_within_their_stated_error(k, largest):
     ends = np.linalg.eigvalsh(pair.core.numpy())
     np.testing.assert_allclose(ends[:, -1], values[:, -1], rtol=1e-10)
     np.testing.assert_allclose(ends[:, 0], values[:, 0], rtol=1e-6)
+
+
+def awkward_matrices(n: int) -> dict[str, Tensor]:
+    """Symmetric matrices whose Krylov spaces end early, exactly or to rounding, and some whose do not."""
+    generator = torch.Generator().manual_seed(n)
+    turn = torch.linalg.qr(torch.randn(n, n, generator=generator, dtype=torch.float64)).Q
+    noise = symmetric(n, 1)
+    eye, steps = torch.eye(n, dtype=torch.float64), torch.arange(n, dtype=torch.float64)
+    classes = eye[:4, :4][torch.randint(4, (n,), generator=generator)]
+
+    def turned(values: Tensor) -> Tensor:
+        a = (turn * values) @ turn.T
+        return (a + a.T) / 2
+
+    return {
+        "zero": 0 * eye,
+        "identity": eye,
+        "a third": eye / 3,
+        "identity and noise": eye + 1e-4 * noise,
+        "identity and little noise": eye + 1e-7 * noise,
+        "ones": torch.ones_like(eye),
+        "simplex": torch.cdist(eye, eye),
+        "distances of classes": torch.cdist(classes, classes),
+        "similarities of classes": 1 + classes @ classes.T,
+        "two values": turned(torch.where(steps % 3 == 0, 1.0, -2.0)),
+        "three values": turned(steps % 3),
+        "rank 5": turned((steps < 5).double()),
+        "rank 5 on the diagonal": ((steps < 5) / 3).double().diag(),
+        "geometric": turned(0.5**steps),
+        "cluster": turned(1 + 1e-6 * steps),
+        "dominant": turned(torch.where(steps == 0, 1000.0, steps / n)),
+        "random": noise,
+    }
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize(("n", "k"), [(45, 1), (60, 4), (64, 4), (160, 24), (200, 8)])
+def test_leading_eigenvalues_err_to_the_stated_side_within_the_stated_error(n, k, dtype):
+    assert leading_fits(n, k)
+    found = {name: a.to(dtype) for name, a in awkward_matrices(n).items()}
+    names = list(found)
+    for i, name in enumerate(names):
+        for other in (name, names[i - 3], "random"):
+            s = torch.stack([found[name], found[other]])
+            vectors = leading_ends(s, k)[1]
+            scale = (s.double().norm(dim=(1, 2)).prod() + 1e-300).item()
+            rounding = 64 * torch.finfo(dtype).eps * scale
+            identity = torch.eye(2 * k, dtype=dtype).expand(2, -1, -1)
+            torch.testing.assert_close(vectors.mT @ vectors, identity, rtol=0, atol=64 * torch.finfo(dtype).eps)
+            pair = compress_leading(s, k)
+            x, y = np.linalg.eigvalsh(s.double().numpy())
+            for largest, exact in ((True, x @ y), (False, x @ y[::-1])):
+                got = ordered_dot(pair, largest=largest).item()
+                assert (got - exact) * (1 if largest else -1) <= rounding, (name, other)
+                assert abs(got - exact) <= leading_error(s, pair).item() + 1e-300, (name, other)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_few_distinct_eigenvalues_are_found_exactly(dtype):
+    eye = torch.eye(64, dtype=dtype)
+    pair = compress_leading(torch.stack([eye, eye]), 4)
+    assert ordered_dot(pair, largest=True).item() == pytest.approx(64, rel=1e-5)
+    assert ordered_dot(pair, largest=False).item() == pytest.approx(64, rel=1e-5)
+    # Distances in a simplex: √2 (N - 1) once and -√2 for all others.
+    simplex = compress_euclidean(torch.stack([eye, eye]), 4)
+    assert ordered_dot(simplex, largest=True).item() == pytest.approx(2 * (63**2 + 63), rel=1e-5)
+    assert ordered_dot(simplex, largest=False).item() == pytest.approx(2 * (62 - 2 * 63), rel=1e-5)
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+def test_many_eigenvalues_near_zero_in_float32(gradient):
+    # Where torch's solver gives NaN in float32 or does not converge.
+    for seed in range(20):
+        z = torch.randn(2, 256, 64, generator=torch.Generator().manual_seed(seed))
+        z = z * torch.where(torch.arange(64) < 5, 1.0, 1e-25)
+        cores = (z.mT @ z).requires_grad_(gradient)
+        got = ordered_dot(Compressed(cores, torch.zeros(2), 256), largest=True)
+        x, y = np.linalg.eigvalsh(cores.detach().double().numpy())
+        assert got.item() == pytest.approx(x @ y, rel=1e-5)
+
+
+@pytest.mark.parametrize("bound", ["eigenvalue", "projection", "best"])
+def test_bounds_keep_their_precision_under_autocast(bound):
+    a, b = symmetric(9, 1).float(), symmetric(9, 2).float()
+    expected = sw.assignment.spectral_bounds(a, b, bound=bound)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        got = sw.assignment.spectral_bounds(a, b, bound=bound)
+    assert got == expected
 
 
 @pytest.mark.parametrize("n", [3, 700, 1024, 1300])

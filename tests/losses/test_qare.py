@@ -60,6 +60,22 @@ def test_lowrank_equals_dense_in_value_and_gradient(views, options, n, e):
         torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-11 * (scale + expected.abs().max().item()))
 
 
+@pytest.mark.parametrize("apart", [300.0, 1e4])
+def test_lowrank_equals_dense_for_far_groups_in_float32(views, apart):
+    z_a, z_b = (z.detach().float() for z in views(120, 6))
+    for z in (z_a, z_b):
+        z[::2, 0] += apart
+    exact = z_a.double().requires_grad_()
+    expected = qare(exact, z_b.double(), similarity="sqeuclidean", spectrum="dense")
+    expected.backward()
+    for spectrum in ("dense", "lowrank"):
+        leaf = z_a.clone().requires_grad_()
+        got = qare(leaf, z_b, similarity="sqeuclidean", spectrum=spectrum)
+        got.backward()
+        assert got.item() == pytest.approx(expected.item(), rel=1e-5)
+        assert (leaf.grad - exact.grad).norm() < 1e-5 * exact.grad.norm()
+
+
 @pytest.mark.parametrize(
     ("similarity", "n", "e", "largest"),
     [("cosine", 60, 6, 7), ("cosine", 5, 9, 5), ("sqeuclidean", 60, 6, 8), ("euclidean", 20, 6, 20)],
@@ -97,6 +113,49 @@ def test_about_the_mean(views, options):
     assert torch.autograd.gradcheck(lambda a, b: sw.functional.qare(a, b, center=True, **options), leaves)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("n", [7, 100, 1000])
+def test_a_collapsed_set_has_no_directions_about_its_mean(n, dtype):
+    row = torch.randn(16, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
+    for scale in (0.1, 1.0, 1e6):
+        z = (scale * row).to(dtype).expand(n, -1).clone().requires_grad_()
+        value = qare(z, z.detach(), center=True)
+        assert value.item() == pytest.approx(1, rel=1e-6), "the shift alone"
+        value.backward()
+        assert z.grad.abs().max() == 0
+
+
+@pytest.mark.parametrize(
+    ("dtype", "offset"), [(torch.float32, 1e2), (torch.float32, 1e6), (torch.float32, 1e7), (torch.float64, 1e10)]
+)
+def test_a_set_far_from_the_origin_is_not_taken_for_collapsed(views, dtype, offset):
+    z_a, z_b = ((offset + 3 * z.detach()).to(dtype).requires_grad_() for z in views(100, 6))
+    near = [(z.detach().double() - offset).requires_grad_() for z in (z_a, z_b)]  # what is left of them, exactly
+    got, expected = qare(z_a, z_b, center=True), qare(*near, center=True)
+    assert got.item() == pytest.approx(expected.item(), rel=1e-5)
+    (gradient,), (wanted,) = torch.autograd.grad(got, z_a), torch.autograd.grad(expected, near[0])
+    assert (gradient.double() - wanted).norm() < 1e-4 * wanted.norm()
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+def test_dead_dimensions_in_float32(gradient):
+    for seed in range(10):
+        z = torch.randn(2, 256, 64, generator=torch.Generator().manual_seed(seed))
+        z_a, z_b = z * torch.where(torch.arange(64) < 5, 1.0, 1e-25)
+        expected = qare(z_a.double(), z_b.double()).item()
+        assert qare(z_a.requires_grad_(gradient), z_b).item() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+def test_topk_of_classes_in_float32(gradient):
+    for seed in range(20):
+        classes = torch.randint(4, (2, 256), generator=torch.Generator().manual_seed(seed))
+        z_a, z_b = torch.eye(4)[classes]
+        expected = qare(z_a.double(), z_b.double()).item()
+        got = qare(z_a.requires_grad_(gradient), z_b, spectrum="topk", k=8)
+        assert got.item() == pytest.approx(expected, rel=1e-5)
+
+
 def test_normalisations(views):
     z_a, z_b = views(8, 4)
     value = sw.QARe(normalization="none")(z_a, z_b)
@@ -119,6 +178,15 @@ def test_the_projection_bound_is_tighter_where_the_mean_similarity_is_large(view
     z_a, z_b = (z.detach() + 3 for z in views(50, 8))
     assert sw.QARe(bound="projection")(z_a, z_b) < sw.QARe()(z_a, z_b)
     torch.testing.assert_close(sw.QARe(bound="best")(z_a, z_b), sw.QARe(bound="projection")(z_a, z_b))
+
+
+def test_topk_of_a_simplex_is_exact():
+    z = torch.eye(64)
+    for options in ({}, {"reference": "truth"}, {"bound": "projection"}):
+        exact, few = (
+            qare(z, z, similarity="euclidean", spectrum=s, k=k, **options) for s, k in (("dense", None), ("topk", 4))
+        )
+        torch.testing.assert_close(few, exact, rtol=1e-5, atol=1e-5)
 
 
 def test_topk(views):
@@ -221,6 +289,26 @@ def test_the_bound_is_the_summed_assignment_loss_plus_qare(views, direction, sim
     linear = sw.AssignmentLoss(mining="one-to-one", similarity=similarity, reduction="sum")
     loss = sw.SetContrastive(linear, beta=1.0, regularizer=sw.QARe(similarity=similarity, normalization="none"))
     torch.testing.assert_close(loss(z_a, z_b), bound)
+
+
+@pytest.mark.parametrize("direction", ["distance", "similarity"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_l_qap_of_half_precision_is_float32(dtype, direction):
+    found = [(100 * m).to(dtype) for m in matrices(0, 6, "distance")]  # products beyond float16's largest number
+    s, s_a, s_b = (m.float() for m in found)
+    expected = quadratic_assignment_loss(s, s_a, s_b, direction=direction)
+    got = quadratic_assignment_loss(*found, direction=direction)
+    assert all(x.dtype == torch.float32 and x.isfinite() for x in got)
+    assert got == expected
+    assert expected.spectral.abs() > torch.finfo(torch.float16).max
+
+
+def test_l_qap_keeps_its_precision_under_autocast():
+    s, s_a, s_b = (m.float() for m in matrices(0, 6, "distance"))
+    for bound in ("eigenvalue", "projection", "best"):
+        expected = quadratic_assignment_loss(s, s_a, s_b, bound=bound)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert quadratic_assignment_loss(s, s_a, s_b, bound=bound) == expected
 
 
 def test_l_qap_is_differentiable(views):

@@ -17,6 +17,7 @@ A = W diag(λ) W^T the gradient of either dot product in A is W diag(λ_B in A's
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
@@ -26,7 +27,7 @@ from torch import Tensor
 from setwise.checks import check_like, check_option, check_symmetric, one_derivative
 from setwise.kernels.eigh import eigh
 from setwise.kernels.rows import meeting
-from setwise.similarity import Factor, full_precision
+from setwise.similarity import Factor, full_precision, widest_precision
 
 Bound = Literal["eigenvalue", "projection", "best"]
 BOUNDS: tuple[Bound, ...] = ("eigenvalue", "projection", "best")
@@ -95,11 +96,16 @@ def compress_factor(factor: Factor, size: int) -> Compressed:
 # Krylov steps, and columns beyond k. More steps buy more than more columns, and cost more.
 KRYLOV_STEPS = 3
 OVERSAMPLING = 8
+# Units of |S_A|_F |S_B|_F that rounding adds to a dot product of leading eigenvalues: up to 16 were found.
+ROUNDING = 64
 
 
 def leading_fits(n: int, k: int) -> bool:
-    """Whether k leading eigenvalues of each end are fewer than all of N, and their Krylov space too."""
-    return (KRYLOV_STEPS + 1) * (k + OVERSAMPLING) < n
+    """Whether N leaves room for the Krylov space of k leading eigenvalues of each end, and for as many columns again.
+
+    Without that room random columns are nearly dependent once they are orthogonal to all others.
+    """
+    return (KRYLOV_STEPS + 2) * (k + OVERSAMPLING) <= n
 
 
 @torch.no_grad()
@@ -107,14 +113,17 @@ def leading_ends(s: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The k least and k greatest eigenvalues of S [2, N, N] and their vectors, [2, 2k] and [2, N, 2k].
 
     Block Lanczos iteration: Rayleigh-Ritz on the span of (Ω, S Ω, ..., S^steps Ω) for a fixed random block Ω of
-    k + OVERSAMPLING columns, every block made orthogonal to all before it. O(N² k) a step.
+    k + OVERSAMPLING columns, every block made orthogonal to all before it. Where that span ends early, as it does for
+    few distinct eigenvalues, other random columns go on. O(N² k) a step.
     """
-    block = _random_block(s.shape[-1], k + OVERSAMPLING, s.dtype, s.device).expand(len(s), -1, -1)
+    columns = k + OVERSAMPLING
+    random = _random_block(s.shape[-1], (KRYLOV_STEPS + 2) * columns, s.dtype, s.device)
+    block, *fresh = random.expand(len(s), -1, -1).chunk(KRYLOV_STEPS + 2, -1)
     basis = block[..., :0]
     products = []
-    for _ in range(KRYLOV_STEPS + 1):
-        for _ in range(2):  # once more for what rounding left of the first time
-            block = _orthonormal(block - basis @ (basis.mT @ block))
+    for other in fresh:
+        for _ in range(2):  # once more for what rounding left of the first time, and for the fresh columns
+            block = _orthonormal(block, basis, other)
         basis = torch.cat([basis, block], -1)
         block = s @ block
         products.append(block)
@@ -125,19 +134,25 @@ def leading_ends(s: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 @lru_cache(maxsize=8)  # kept, so that nothing is copied to the device in a step that is being captured
 def _random_block(n: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A fixed random block [n, columns]: the same S gives the same value."""
-    return torch.randn(n, columns, generator=torch.Generator().manual_seed(0)).to(device, dtype)
+    """A fixed random block [n, columns] of about unit columns: the same S gives the same value."""
+    block = torch.randn(n, columns, generator=torch.Generator().manual_seed(0)) / math.sqrt(n)
+    return block.to(device, dtype)
 
 
-def _orthonormal(block: Tensor) -> Tensor:
-    """An orthonormal basis of the columns' span; columns of zeros make up for directions that are not there.
+def _orthonormal(block: Tensor, basis: Tensor, fresh: Tensor) -> Tensor:
+    """An orthonormal basis of what the columns span beyond ``basis``, and columns of ``fresh`` for what is missing.
 
     By the eigenvectors of the small Gram matrix: two products and one small kernel on a GPU, where a QR decomposition
     is a long chain of steps.
     """
+    size = block.square().sum((-1, -2))
+    block = block - basis @ (basis.mT @ block)
     values, vectors = eigh(block.mT @ block)
-    there = values > 10 * torch.finfo(block.dtype).eps * values[..., -1:]  # what a Gram matrix can tell from rounding
-    return block @ (vectors * torch.where(there, values, 1).rsqrt().mul_(there)[..., None, :])
+    eps = torch.finfo(block.dtype).eps
+    there = values > 10 * eps * values[..., -1:]  # what a Gram matrix can tell from rounding
+    there &= values > (100 * eps) ** 2 * size[..., None]  # what the difference can: in rounding alone is no direction
+    scale = torch.where(there, values, 1).rsqrt().mul_(there)[..., None, :]
+    return block @ (vectors * scale) + fresh * ~there[..., None, :]
 
 
 def compress_leading(s: Tensor, k: int) -> Compressed:
@@ -194,12 +209,13 @@ def leading_error(s: Tensor, pair: Compressed) -> Tensor:
     r"""How far an ordered dot product of ``pair`` can be from that of the two matrices S [2, N, N] it stands for.
 
     With S̃ what the pair stands for and δ = |S - S̃|_F, eigenvalues move by at most δ in the 2-norm (Hoffman and
-    Wielandt), so the dot product by at most δ_A |S_B|_F + δ_B |S̃_A|_F.
+    Wielandt), so the dot product by at most δ_A |S_B|_F + δ_B |S̃_A|_F, and what rounding adds to that.
     """
     kept = pair.core.square().sum((-1, -2)) + (pair.size - pair.core.shape[-1]) * pair.rest.square()
     whole = s.square().sum((-1, -2))
     delta = (whole - kept).clamp_min(0).sqrt()
-    return delta[0] * whole[1].sqrt() + delta[1] * kept[0].sqrt()
+    rounding = ROUNDING * torch.finfo(s.dtype).eps * whole.sqrt().prod()
+    return delta[0] * whole[1].sqrt() + delta[1] * kept[0].sqrt() + rounding
 
 
 class _OrderedDot(torch.autograd.Function):
@@ -210,7 +226,8 @@ class _OrderedDot(torch.autograd.Function):
         if ctx.needs_input_grad[0] or core.is_cuda:  # there, only our own solver runs without a host sync
             values, vectors = eigh(core)  # ascending, [2, r] and [2, r, r]
         else:
-            values, vectors = torch.linalg.eigvalsh(core), None
+            # In float32 the CPU's solver fails, or gives NaN, on finite matrices with many eigenvalues near zero.
+            values, vectors = torch.linalg.eigvalsh(widest_precision(core)).to(core.dtype), None
         met, rest_met, value = meeting(values, rest, size, largest)
         if vectors is not None:
             ctx.save_for_backward((vectors * met[:, None, :]) @ vectors.mT, rest_met)
@@ -253,7 +270,8 @@ def ordered_row_sums(sums: Tensor, *, largest: bool) -> Tensor:
 def spectral_bounds(a: Tensor, b: Tensor, *, bound: Bound = "eigenvalue") -> tuple[Tensor, Tensor]:
     """Lower and upper bound on tr(A Y B Y^T) over all assignments Y, for symmetric A, B [N, N]; Eq. (7), (17).
 
-    ``bound="best"`` takes the tighter of "eigenvalue" and "projection" at each end. Differentiable.
+    ``bound="best"`` takes the tighter of "eigenvalue" and "projection" at each end. Differentiable. In float32 at
+    least, also under autocast.
 
     Examples:
         >>> a, b = torch.tensor([[0.0, 1.0], [1.0, 0.0]]), torch.tensor([[0.0, 2.0], [2.0, 0.0]])
@@ -270,14 +288,15 @@ def spectral_bounds(a: Tensor, b: Tensor, *, bound: Bound = "eigenvalue") -> tup
     check_option(bound, BOUNDS, "bound")
     s = full_precision(torch.stack([a, b]))
     ends = []
-    for largest in (False, True):
-        values = []
-        if bound in ("eigenvalue", "best"):
-            values.append(ordered_dot(compress_dense(s), largest=largest))
-        if bound in ("projection", "best"):
-            sums = ordered_row_sums(s.sum(-1), largest=largest)
-            projected = ordered_dot(compress_dense(project_ones(s)), largest=largest) if len(a) > 1 else 0.0
-            values.append(sums + projected)
-        stacked = torch.stack(values)
-        ends.append(stacked.amin(0) if largest else stacked.amax(0))
+    with torch.autocast(s.device.type, enabled=False):
+        for largest in (False, True):
+            values = []
+            if bound in ("eigenvalue", "best"):
+                values.append(ordered_dot(compress_dense(s), largest=largest))
+            if bound in ("projection", "best"):
+                sums = ordered_row_sums(s.sum(-1), largest=largest)
+                projected = ordered_dot(compress_dense(project_ones(s)), largest=largest) if len(a) > 1 else 0.0
+                values.append(sums + projected)
+            stacked = torch.stack(values)
+            ends.append(stacked.amin(0) if largest else stacked.amax(0))
     return ends[0], ends[1]

@@ -142,7 +142,8 @@ def eigh(a: Tensor) -> tuple[Tensor, Tensor]:
     On a CUDA device in float32 with n <= 132: one kernel, which does not wait for the device and can be
     captured in a CUDA graph once it was called for this n outside of one. |W diag(l) W^T - A|, |W^T W - I|
     and the error of l relative to the spectral norm stay under 1e-5. Matrices with a NaN or an infinity give
-    NaN. Elsewhere: torch.linalg.eigh.
+    NaN. Elsewhere: torch.linalg.eigh, on the CPU always in float64, since in float32 it fails, or gives NaN, on
+    finite matrices with many eigenvalues near zero.
     """
     check_square(a, "a")
     if a.dtype not in (torch.float32, torch.float64):
@@ -154,5 +155,5 @@ def eigh(a: Tensor) -> tuple[Tensor, Tensor]:
         if kernel is not None:
             values, vectors = kernel(a.reshape(-1, n, n).contiguous())
             return values.reshape(a.shape[:-1]), vectors.reshape(a.shape)
-    values, vectors = torch.linalg.eigh(a)
-    return values, vectors
+    values, vectors = torch.linalg.eigh(a.double() if a.device.type == "cpu" else a)
+    return values.to(a.dtype), vectors.to(a.dtype)
