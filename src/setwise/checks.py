@@ -12,6 +12,7 @@ from difflib import get_close_matches
 from functools import wraps
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,17 +34,27 @@ def check_option(value: object, allowed: Sequence[str], name: str) -> None:
     raise ValueError(f"expected {name} to be one of {', '.join(map(repr, allowed))}, got {value!r}{hint}")
 
 
+def is_number(value: object) -> bool:
+    """Whether ``value`` is a finite number, Python's or numpy's, which bools are not."""
+    numbers = (int, float, np.integer, np.floating)
+    return isinstance(value, numbers) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def plain(value: Any) -> Any:
+    """``value``, as Python's own int or float where it is numpy's: for files, and to be shown."""
+    return int(value) if isinstance(value, np.integer) else float(value) if isinstance(value, np.floating) else value
+
+
 def check_number(value: float, name: str, *, above: float | None = None, least: float | None = None) -> None:
     """Raise unless ``value`` is a finite number, greater than ``above`` and not less than ``least``."""
     limit = f" above {above:g}" if above is not None else f" of at least {least:g}" if least is not None else ""
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    if not is_number or (above is not None and value <= above) or (least is not None and value < least):
+    if not is_number(value) or (above is not None and value <= above) or (least is not None and value < least):
         raise ValueError(f"expected {name} to be a finite number{limit}, got {value!r}")
 
 
 def check_count(value: int | None, name: str) -> None:
     """Raise unless ``value`` is None or a positive integer."""
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+    if value is not None and (not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1):
         raise ValueError(f"expected {name} to be None or a positive integer, got {value!r}")
 
 
@@ -136,8 +147,9 @@ def check_embeddings(z_a: Tensor, z_b: Tensor, extra: Tensor | None = None) -> N
 def one_derivative(backward: Callable[..., Any]) -> Callable[..., Any]:
     """A ``backward`` of torch's Function that has no derivative itself, and says so when one is taken.
 
-    ``once_differentiable`` says it only where the gradient that comes in has a derivative. That of a loss is a constant
-    1, so that a penalty on gradients would silently have none.
+    ``once_differentiable`` says it only where the gradient that comes in has a derivative, and where everything is
+    differentiated. That of a loss is a constant 1, so that a penalty on gradients would silently have none; and asked
+    for the leaves alone, ``torch.autograd.grad`` and ``hessian`` would find no way to them.
     """
 
     @wraps(backward)
@@ -148,12 +160,27 @@ def one_derivative(backward: Callable[..., Any]) -> Callable[..., Any]:
             return found
         outputs = found if isinstance(found, tuple) else (found,)
         tensors = [x.detach().requires_grad_() for x in outputs if isinstance(x, Tensor)]
+        tensors += _leaves(ctx)
         made: Any = torch._C._functions.DelayedError(SECOND, len(tensors))(*tensors)
         left = list(made) if isinstance(made, (tuple, list)) else [made]
         outputs = tuple(left.pop(0) if isinstance(x, Tensor) else x for x in outputs)
         return outputs if isinstance(found, tuple) else outputs[0]
 
     return wrapped
+
+
+def _leaves(node: Any) -> list[Tensor]:
+    """The tensors that gradients arrive at from ``node`` on."""
+    leaves, seen, left = [], set(), [node]
+    while left:
+        node = left.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        left += [after for after, _ in node.next_functions]
+        if hasattr(node, "variable"):
+            leaves.append(node.variable)
+    return leaves
 
 
 SECOND = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
-from setwise.checks import check_count, check_number, check_option
+from setwise.checks import check_count, check_number, check_option, plain
 from setwise.encoders import NAMES as ENCODERS
 from setwise.losses.presets import PRESETS as LOSSES
 from setwise.losses.presets import beta_of
@@ -54,6 +54,8 @@ class Recipe:
 
     def __post_init__(self) -> None:
         """Raise on what is unknown, out of range, or contradicts itself."""
+        for field in fields(self):  # numbers may be numpy's, files have Python's only
+            object.__setattr__(self, field.name, plain(getattr(self, field.name)))
         check_option(self.method, METHODS, "method")
         check_option(self.encoder, ENCODERS, "encoder")
         check_option(self.stem, ("cifar", "imagenet"), "stem")

@@ -11,7 +11,8 @@ from sklearn.base import clone
 from sklearn.datasets import load_digits
 from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import LogisticRegression
-from sklearn.pipeline import make_pipeline
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.utils import get_tags
 
 from setwise.adapters.scikit_learn import SetwiseEncoder, to_images
@@ -100,6 +101,20 @@ def test_given_parameters_replace_the_recipes():
     assert set(fitted.history_[0]) >= {"loss", "pairwise", "regularizer"}
 
 
+def test_numpy_integers_are_integers(fitted):
+    same = SetwiseEncoder(epochs=np.uint8(1), batch=np.int64(64), seed=np.int32(3), device="cpu").fit(X[:256])
+    np.testing.assert_array_equal(same.transform(X[:9]), fitted.transform(X[:9]))
+    assert same.recipe_ == fitted.recipe_
+
+
+def test_grid_search_over_an_array():
+    steps = [("encoder", SetwiseEncoder(epochs=1, device="cpu")), ("classifier", LogisticRegression(max_iter=2000))]
+    grid = {"encoder__batch": np.array([64, 128]), "encoder__seed": np.arange(2)}
+    search = GridSearchCV(Pipeline(steps), grid, cv=2, error_score="raise").fit(X[:256], Y[:256])
+    assert len(search.cv_results_["params"]) == 4
+    assert search.best_estimator_.named_steps["encoder"].recipe_.batch in (64, 128)
+
+
 def test_supervised_uses_labels_of_any_kind():
     estimator = SetwiseEncoder("paper/digits-conv4-supervised", epochs=8, device="cpu")
     names = np.array(["even", "odd"])[Y % 2]
@@ -177,3 +192,13 @@ def test_other_bad_input(fitted):
         SetwiseEncoder("paper/digits-matching-infonce").fit(X)
     with pytest.raises(ValueError, match="expected encoder to be one of .*'resnet8'"):
         SetwiseEncoder(encoder="resnet9").fit(X)
+    for name, value in (
+        ("seed", None),
+        ("seed", 1.0),
+        ("seed", np.True_),
+        ("epochs", 1.5),
+        ("batch", "64"),
+        ("batch", True),
+    ):
+        with pytest.raises(ValueError, match=f"expected {name} to be an integer, got {value!r}; give a whole number"):
+            SetwiseEncoder(**{name: value}).fit(X)

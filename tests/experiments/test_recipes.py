@@ -1,7 +1,9 @@
 """The paper's numbers, typed here a second time from its tables and supplement; names and how they fail."""
 
+import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from setwise.experiments.recipes import RECIPES, recipe
@@ -108,3 +110,10 @@ def test_recipes_go_through_json():
 def test_bad_fields(change, message):
     with pytest.raises(ValueError, match=message):
         replace(Recipe(loss="paper/simclr-qare", beta=0.5), **change)
+
+
+def test_numpy_numbers_become_pythons():
+    found = Recipe(loss="paper/simclr-qare", beta=np.float32(0.5), batch=np.int64(60), lr=np.float64(1e-3))
+    assert json.loads(json.dumps(found.as_json()))["batch"] == 60
+    assert type(found.beta) is float
+    assert type(found.batch) is int

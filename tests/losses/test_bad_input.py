@@ -1,5 +1,8 @@
 """Bad input is answered with what was expected, what came and what to do."""
 
+import math
+
+import numpy as np
 import pytest
 import torch
 
@@ -70,6 +73,16 @@ def test_extra_negatives(loss):
         (lambda: sw.InfoNCE(temperature=0.0), "expected temperature to be a finite number above 0, got 0.0"),
         (lambda: sw.InfoNCE(temperature=float("nan")), "expected temperature to be a finite number"),
         (lambda: sw.InfoNCE(temperature="0.1"), "expected temperature to be a finite number above 0, got '0.1'"),
+        (lambda: sw.InfoNCE(temperature=np.float32("nan")), "expected temperature to be a finite number"),
+        (lambda: sw.InfoNCE(temperature=True), "expected temperature to be a finite number above 0, got True"),
+        (lambda: sw.InfoNCE(temperature=np.True_), "expected temperature to be a finite number above 0, got np.True_"),
+        (lambda: sw.InfoNCE(block_size=True), "expected block_size to be None or a positive integer, got True"),
+        (lambda: sw.InfoNCE(block_size=np.True_), "expected block_size to be None or a positive integer, got np.True_"),
+        (
+            lambda: sw.InfoNCE(block_size=np.int64(0)),
+            "expected block_size to be None or a positive integer, got np.int",
+        ),
+        (lambda: sw.InfoNCE(block_size=np.float64(2)), "expected block_size to be None or a positive integer"),
         (lambda: sw.InfoNCE(block_size=0), "expected block_size to be None or a positive integer, got 0"),
         (lambda: sw.NTXent(reduction="sum"), "expected reduction to be one of 'mean', 'log-mean', got 'sum'"),
         (lambda: sw.SparseCLR(margin=-1), "expected margin to be a finite number of at least 0, got -1"),
@@ -90,14 +103,41 @@ def test_extra_negatives(loss):
         (lambda: sw.QARe(clamp=0.0, spectrum="lowrank"), "clamped similarities have full rank"),
         (lambda: sw.SetContrastive(sw.NTXent(), beta=-1), "expected beta to be a finite number of at least 0"),
         (lambda: sw.SetContrastive.convex(sw.NTXent(), beta=1.5), "expected beta between 0 and 1"),
+        (lambda: sw.SetContrastive.convex(sw.NTXent(), beta=math.nan), "expected beta between 0 and 1"),
+        (lambda: sw.SetContrastive.convex(sw.NTXent(), beta=True), "expected beta between 0 and 1"),
+        (
+            lambda: sw.NTXent(similarity="euclidean", clamp=0.0),
+            "expected clamp below 0 with similarity 'euclidean', .* got 0.0: all scores would be equal",
+        ),
+        (lambda: sw.SparseCLR(similarity="sqeuclidean", clamp=1e-8), "expected clamp below 0 .* got 1e-08"),
         (lambda: sw.presets("paper/simclr-qar", beta=1.0), "did you mean 'paper/simclr-qare'"),
-        (lambda: sw.presets("paper/simclr-qare"), r"expected beta=... for 'paper/simclr-qare': .*Table 4"),
+        (lambda: sw.presets("paper/simclr-qare"), r"expected beta=... for 'paper/simclr-qare', .* got None: .*Table 4"),
         (lambda: sw.presets("paper/simclr", beta=0.5), "expected no beta for 'paper/simclr'.*see 'paper/simclr-qare'"),
     ],
 )
 def test_options_are_checked_when_the_loss_is_made(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64, np.int64, np.uint8])
+def test_numpy_numbers_are_numbers(kind):
+    one, two, small = kind(1), np.int64(2), np.float32(0.5)
+    for mine, pythons in (
+        (sw.InfoNCE(temperature=one, block_size=two), sw.InfoNCE(temperature=1.0, block_size=2)),
+        (sw.NTXent(temperature=small, clamp=one), sw.NTXent(temperature=0.5, clamp=1.0)),
+        (sw.SparseCLR(margin=one, temperature=one), sw.SparseCLR(margin=1.0)),
+        (sw.QARe(spectrum="topk", k=two, shift=one), sw.QARe(spectrum="topk", k=2, shift=1.0)),
+        (sw.SetContrastive(sw.NTXent(), one, alpha=one), sw.SetContrastive(sw.NTXent(), 1.0)),
+        (sw.SetContrastive.convex(sw.NTXent(), small), sw.SetContrastive.convex(sw.NTXent(), 0.5)),
+    ):
+        torch.testing.assert_close(mine(good(), good().flip(0)), pythons(good(), good().flip(0)))
+        assert "np." not in repr(mine)
+    z = good().requires_grad_()
+    loss = sw.functional.sparse_clr(z, good(), margin=one, temperature=small, block_size=two)
+    torch.testing.assert_close(loss, sw.functional.sparse_clr(z, good(), margin=1.0, temperature=0.5))
+    loss.backward()
+    assert z.grad.any()
 
 
 def test_sizes_a_loss_cannot_take():

@@ -10,6 +10,8 @@ from pytorch_metric_learning.losses import NTXentLoss
 from torch import Tensor
 
 import setwise as sw
+from setwise.assignment.smoothing import ASSIGNMENT_SMOOTHINGS, ROW_SMOOTHINGS, _subsets
+from setwise.assignment.spectrum import _random_block
 
 SIMILARITIES = ["cosine", "euclidean", "sqeuclidean"]
 
@@ -51,6 +53,18 @@ def test_clamp_bounds_similarities_not_logits(views):
     torch.testing.assert_close(sw.NTXent(temperature=0.1, clamp=0.2)(z_a, z_b), F.cross_entropy(logits, partner))
     got = sw.SparseCLR(temperature=0.1, clamp=0.2, margin=0.0)(z_a, z_b)
     torch.testing.assert_close(got, entmax.sparsemax_loss(logits, partner).mean())
+
+
+@pytest.mark.parametrize("similarity", ["euclidean", "sqeuclidean"])
+def test_a_negative_clamp_is_the_largest_distance(views, similarity):
+    z_a, z_b = views(6, 4)
+    s, partner = among_all(z_a, z_b, similarity)
+    loss = sw.NTXent(temperature=0.1, clamp=-2.0, similarity=similarity)
+    torch.testing.assert_close(loss(z_a, z_b), F.cross_entropy(s.clamp_min(-2.0) / 0.1, partner))
+    # QARe compares the distances themselves, of which a clamp is the smallest.
+    loss = sw.QARe(clamp=0.5, similarity=similarity, normalization="none")
+    up, down = (torch.linalg.eigvalsh((-score(z, z, similarity)).clamp_min(0.5)) for z in (z_a, z_b))
+    torch.testing.assert_close(loss(z_a, z_b), -(up @ down.flip(0)))
 
 
 def test_nt_xent_equals_pytorch_metric_learning(views):
@@ -149,7 +163,7 @@ def test_extra_negatives(views):
         lambda **o: sw.InfoNCE(**o),
         lambda **o: sw.InfoNCE(symmetric=True, **o),
         lambda **o: sw.NTXent(**o),
-        lambda **o: sw.NTXent(reduction="log-mean", clamp=0.0, **o),
+        lambda **o: sw.NTXent(reduction="log-mean", clamp=0.0 if o["similarity"] == "cosine" else -2.0, **o),
         lambda **o: sw.SparseCLR(**o),
         lambda **o: sw.SparseCLR(candidates="cross", **o),
     ],
@@ -206,6 +220,36 @@ LOSSES = [
 ]
 
 
+def check_without_gradients(loss, z_a: Tensor, z_b: Tensor) -> None:
+    """The same value in inference mode, which Lightning validates in, and without gradients; then gradients as ever."""
+    _subsets.cache_clear()  # caches filled in inference mode must not harm what comes later
+    _random_block.cache_clear()
+    with torch.inference_mode():
+        values = [loss(z_a, z_b), loss(z_a.clone(), z_b.clone())]
+    with torch.no_grad():
+        values.append(loss(z_a, z_b))
+    after = loss(z_a, z_b)
+    after.backward()
+    assert z_a.grad.isfinite().all()
+    assert z_a.grad.any()
+    for value in values:
+        assert not value.requires_grad
+        torch.testing.assert_close(value, after.detach())
+
+
+CELLS = [("batch-hard", smoothing) for smoothing in ROW_SMOOTHINGS]
+CELLS += [("one-to-one", smoothing) for smoothing in ASSIGNMENT_SMOOTHINGS]
+
+
+@pytest.mark.parametrize(("mining", "smoothing"), CELLS)
+def test_cells_without_gradients_and_with_them_again(views, mining, smoothing):
+    check_without_gradients(sw.AssignmentLoss(mining=mining, smoothing=smoothing, margin=1.0), *views(6, 4))
+
+
+def test_leading_eigenvalues_without_gradients_and_with_them_again(views):
+    check_without_gradients(sw.QARe(similarity="euclidean", spectrum="topk", k=2), *views(64, 4))
+
+
 @pytest.mark.parametrize("loss", LOSSES, ids=repr)
 class TestEveryLoss:
     def test_half_precision_and_autocast_agree_with_float64(self, views, loss):
@@ -237,6 +281,9 @@ class TestEveryLoss:
             value.backward()
             assert value.isfinite()
             assert z_a.grad.isfinite().all()
+
+    def test_without_gradients_and_with_them_again(self, views, loss):
+        check_without_gradients(loss, *views(6, 4))
 
     # Dynamo's own, when it meets an autograd.Function.
     @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
@@ -273,5 +320,19 @@ def test_a_derivative_of_the_gradient_is_refused_and_not_silently_zero(make, sim
     loss = make(similarity=similarity)(a, b)
     (gradient,) = torch.autograd.grad(loss, a, create_graph=True)
     torch.testing.assert_close(gradient, torch.autograd.grad(make(similarity=similarity)(a, b), a)[0])
-    with pytest.raises(RuntimeError, match="expected one derivative at most|derivative .* is not implemented"):
+    refused = pytest.raises(RuntimeError, match="expected one derivative at most|derivative .* is not implemented")
+    with refused:
+        torch.autograd.grad(gradient.square().sum(), a, allow_unused=True, retain_graph=True)
+    with refused:
+        torch.autograd.functional.hessian(lambda x: make(similarity=similarity)(x, b), a)
+    with refused:
         (loss + gradient.square().sum()).backward()
+
+
+def test_the_gradients_of_a_network_have_no_derivative_in_its_weights():
+    torch.manual_seed(0)
+    network = torch.nn.Linear(3, 2)
+    loss = sw.InfoNCE()(network(torch.randn(5, 3)), torch.randn(5, 2))
+    gradients = torch.autograd.grad(loss, list(network.parameters()), create_graph=True)
+    with pytest.raises(RuntimeError, match="expected one derivative at most"):
+        torch.autograd.grad(gradients[0].sum(), list(network.parameters()), allow_unused=True)

@@ -1,5 +1,6 @@
 """Over 1, 2 and 4 real processes (gloo): value and gradient of the whole batch, DDP's averaging, message sizes."""
 
+import copy
 import os
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch.multiprocessing as mp
 from torch import Tensor, nn
 
 import setwise as sw
+from setwise.losses.parallel import Peers
 
 TOTAL, DIMENSIONS = 12, 3
 WIDE = {"wide-qare": lambda: sw.QARe(), "wide-gap": lambda: sw.QARe(reference="truth")}  # on more dimensions than items
@@ -148,10 +150,32 @@ def test_a_loss_without_a_form_over_processes(tmp_path):
     try:
         with pytest.raises(ValueError, match="expected InfoNCE, .* got TripletMargin, which has no form"):
             sw.distributed(sw.SetContrastive(sw.TripletMargin()))
+        # A function is no child of a module, and would stay each process's own.
+        function = sw.functional.info_nce
+        for loss in (function, sw.SetContrastive(function), sw.SetContrastive(function, 0.5, sw.functional.qare)):
+            with pytest.raises(ValueError, match="expected InfoNCE, .* got info_nce, which has no form over many"):
+                sw.distributed(loss)
+        with pytest.raises(ValueError, match="got qare, which has no form"):
+            sw.distributed(sw.SetContrastive(sw.InfoNCE(), 0.5, sw.functional.qare))
         with pytest.raises(ValueError, match="expected gradient to be one of 'average', 'sum'"):
             sw.distributed(sw.NTXent(), gradient="mean")
         z = torch.ones(3, 2)
         with pytest.raises(ValueError, match="expected no extra_negatives"):
             sw.distributed(sw.NTXent())(z, z, z)
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_loss_over_a_group_can_be_copied_and_made_again(tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        group = dist.new_group([0])
+        loss = sw.distributed(sw.SetContrastive(sw.NTXent()), group=group)
+        again = sw.distributed(loss, gradient="sum")
+        for made in (copy.deepcopy(loss), again):
+            torch.testing.assert_close(made(*embeddings()), sw.SetContrastive(sw.NTXent())(*embeddings()))
+        assert copy.deepcopy(loss).pairwise.options["peers"].group is group
+        assert again.pairwise.options["peers"] == Peers(None, "sum")
+        assert loss.pairwise.options["peers"] == Peers(group, "average")  # the copy is what is changed
     finally:
         dist.destroy_process_group()

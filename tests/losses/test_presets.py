@@ -1,5 +1,7 @@
 """Exact forms by name: the notes' table written out here, and the two sides kept apart."""
 
+import re
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -149,3 +151,39 @@ def test_set_contrastive(views):
     torch.testing.assert_close(foreign(z_a, z_b), F.mse_loss(z_a, z_b) + sw.QARe()(z_a, z_b))
     assert "beta=0.3" in repr(loss)
     assert "margin=0.5" in repr(loss)
+
+
+def test_messages_name_what_there_is():
+    for name in PRESETS:
+        if beta_of(name) == "none":
+            with pytest.raises(ValueError, match="expected no beta") as raised:
+                sw.presets(name, beta=0.5)
+            named = re.findall(r"see '(.*)'", str(raised.value))
+            assert set(named) <= set(PRESETS)
+            assert bool(named) != name.startswith("ablation/")  # those have nothing to see
+        elif beta_of(name) == "needed":
+            with pytest.raises(ValueError, match=r"expected beta=... .* got None") as raised:
+                sw.presets(name)
+            papers = name.startswith(("paper/", "released/"))
+            assert ("Table 4" in str(raised.value)) == papers
+            assert ("the paper has none for this" in str(raised.value)) != papers
+
+
+@pytest.mark.parametrize("similarity", [torch.nn.CosineSimilarity(dim=2), torch.ones(3), "dot", ["cosine"], None])
+def test_a_loss_whose_similarity_is_something_else(views, similarity):
+    loss = torch.nn.MSELoss()
+    loss.similarity = similarity
+    combined = sw.SetContrastive(loss, beta=1.0)
+    assert combined.regularizer.similarity == "cosine"
+    z_a, z_b = views(6, 4)
+    torch.testing.assert_close(combined(z_a, z_b), F.mse_loss(z_a, z_b) + sw.QARe()(z_a, z_b))
+
+
+def test_a_regularizer_of_length_zero_is_kept(views):
+    class Zero(torch.nn.ModuleList):
+        def forward(self, z_a, z_b):
+            return z_a.new_zeros(())
+
+    z_a, z_b = views(6, 4)
+    loss = sw.SetContrastive(sw.NTXent(), 1.0, Zero())
+    torch.testing.assert_close(loss(z_a, z_b), sw.NTXent()(z_a, z_b))

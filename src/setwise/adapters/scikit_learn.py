@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from signal import SIGINT
@@ -58,12 +60,13 @@ class SetwiseEncoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
     def fit(self, X: Any, y: Any = None) -> SetwiseEncoder:
         """Train on images ``X``; ``y``: labels [N], of any kind, where the method needs them."""
         recipe, device, images = self._recipe(), choose_device(self.device), to_images(X)
+        seed = _integer(self.seed, "seed")
         classes, labels = _labels(y, len(images), recipe.method)
         mean, std = _mean_and_std(images)
         data = ImageSet("arrays", "train", images, labels, classes, mean, std)
         with TemporaryDirectory(prefix="setwise-") as folder:
             try:
-                engine, last = train(recipe, data, Path(folder), seed=self.seed, how=How(device, quiet=True))
+                engine, last = train(recipe, data, Path(folder), seed=seed, how=How(device, quiet=True))
             except Interrupted as error:  # its checkpoint goes with the folder
                 raise (KeyboardInterrupt if error.signal == SIGINT else SystemExit(128 + error.signal)) from None
         self.encoder_ = engine.method.encoder.eval()
@@ -92,8 +95,10 @@ class SetwiseEncoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
             raise ValueError(
                 f"expected a recipe that learns from single images, got {self.recipe!r}; `setwise match` trains those"
             )
-        given = {"epochs": self.epochs, "batch": self.batch, "encoder": self.encoder}
-        changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        counts = {"epochs": self.epochs, "batch": self.batch}
+        changes: dict[str, Any] = {name: _integer(n, name) for name, n in counts.items() if n is not None}
+        if self.encoder is not None:
+            changes["encoder"] = self.encoder
         return replace(recipe, data="arrays", **changes)
 
     def __sklearn_tags__(self) -> Any:
@@ -101,6 +106,14 @@ class SetwiseEncoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         tags = super().__sklearn_tags__()
         tags.input_tags.two_d_array, tags.input_tags.three_d_array = False, True
         return tags
+
+
+def _integer(value: Any, name: str) -> int:
+    """``value`` as Python's int: grids of parameters are numpy's."""
+    with suppress(TypeError):
+        if not isinstance(value, bool):
+            return operator.index(value)
+    raise ValueError(f"expected {name} to be an integer, got {value!r}; give a whole number, such as 1")
 
 
 def to_images(x: Any) -> Tensor:

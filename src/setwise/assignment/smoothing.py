@@ -109,7 +109,8 @@ def assignment_maximum(theta: Tensor, *, smoothing: Smoothing) -> Maximum:
         return Maximum(theta.gather(1, best).sum(), argmax, truth=0.0)
     if smoothing == "entropy":
         _check_small(n, MAX_EXACT_ENTROPY, "entropy", "sinkhorn")
-        with torch.enable_grad():
+        # Also within torch.inference_mode, where nothing has a gradient and what is cached could never have one.
+        with torch.inference_mode(False), torch.enable_grad():
             leaf = theta.clone().requires_grad_()
             value = _log_permanent(leaf)
             (argmax,) = torch.autograd.grad(value, leaf)

@@ -41,7 +41,7 @@ def extract(
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16")
     found = []
     with evaluating(encoder), _without_tf32(device), torch.no_grad(), autocast:
-        for images in torch.split(image_set.images, batch):
+        for images in torch.split(image_set.images, int(batch)):
             samples = torch.zeros(len(images), dtype=torch.int64, device=device)  # nothing is drawn from them
             x = views(images.to(device), samples=samples, seed=0, epoch=0, channels_last=device.type == "cuda")
             features = encoder(x.to(dtype))

@@ -49,7 +49,7 @@ def knn_accuracy(
         check_count(count, "k")
     train = normalize(train_x.double())
     right = dict.fromkeys(k, 0)
-    for x, y in zip(torch.split(test_x, chunk), torch.split(test_y, chunk), strict=True):
+    for x, y in zip(torch.split(test_x, int(chunk)), torch.split(test_y, int(chunk)), strict=True):
         similarity = (normalize(x.double()) @ train.mT).float()
         near, index = _nearest(similarity, min(max(k), len(train)))
         labels = train_y[index]

@@ -135,7 +135,7 @@ class _Regression:
         y = self.y[self.order]
         torch.index_select(self.x, 0, self.order, out=self.sorted_x)
         torch.index_select(self.eye, 0, y, out=self.targets)
-        parts = (torch.split(part, self.batch) for part in (self.sorted_x, self.targets, self.logits))
+        parts = (torch.split(part, int(self.batch)) for part in (self.sorted_x, self.targets, self.logits))
         for x, targets, logits in zip(*parts, strict=True):
             # With p = softmax(x W^T), the gradient of the mean cross-entropy is (p - targets)^T x / B.
             torch.mm(x, self.weight.mT, out=logits)

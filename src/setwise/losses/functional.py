@@ -28,7 +28,7 @@ from setwise.checks import check_count, check_embeddings, check_matrix, check_nu
 from setwise.losses.parallel import Peers
 from setwise.losses.set_level import qare, quadratic_assignment_loss
 from setwise.losses.structured import all_losses, cross_losses, sides, structured_loss
-from setwise.similarity import Similarity, check_similarity, full_precision, prepared_scores
+from setwise.similarity import Similarity, check_similarity, full_precision, is_distance, prepared_scores
 
 __all__ = [
     "assignment_loss",
@@ -328,7 +328,7 @@ def nt_logistic(
 
 
 def check_row_options(
-    similarity: str,
+    similarity: Similarity,
     *,
     temperature: float = 1.0,
     margin: float = 0.0,
@@ -342,6 +342,11 @@ def check_row_options(
     check_count(block_size, "block_size")
     if clamp is not None:
         check_number(clamp, "clamp")
+        if clamp >= 0 and is_distance(similarity):
+            raise ValueError(
+                f"expected clamp below 0 with similarity {similarity!r}, whose scores are minus distances, got "
+                f"{clamp!r}: all scores would be equal and nothing learnt; clamp=-d is for distances of at most d"
+            )
 
 
 def _reduce(loss: Tensor, rows: int, reduction: Reduction, temperature: float) -> Tensor:

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from setwise.assignment.smoothing import Mining, Smoothing
 from setwise.assignment.spectrum import Bound
-from setwise.checks import check_number, check_option, see
+from setwise.checks import check_number, check_option, is_number, plain, see
 from setwise.losses import functional
 from setwise.losses.set_level import Spectrum, check_qare_options, qare
-from setwise.similarity import Similarity
+from setwise.similarity import SIMILARITIES, Similarity
 
 
 class _Loss(nn.Module):
@@ -24,7 +24,7 @@ class _Loss(nn.Module):
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
-        self.options = options
+        self.options = {name: plain(value) for name, value in options.items()}
 
     @property
     def similarity(self) -> Similarity:
@@ -291,13 +291,17 @@ class SetContrastive(nn.Module):
         check_number(beta, "beta", least=0)
         check_option(on, ("embeddings", "features"), "on")
         self.pairwise = pairwise
-        self.regularizer = regularizer or QARe(similarity=getattr(pairwise, "similarity", "cosine"))
-        self.alpha, self.beta, self.on = alpha, beta, on
+        if regularizer is None:
+            measure: Any = getattr(pairwise, "similarity", None)  # of a loss that is not ours it may be anything
+            ours = isinstance(measure, str) and measure in SIMILARITIES
+            regularizer = QARe(similarity=measure if ours else "cosine")
+        self.regularizer = regularizer
+        self.alpha, self.beta, self.on = plain(alpha), plain(beta), on
 
     @classmethod
     def convex(cls, pairwise: nn.Module, beta: float, regularizer: nn.Module | None = None) -> SetContrastive:
         """(1 - beta) · pairwise + beta · regulariser, as in the paper's instance matching."""
-        if not isinstance(beta, (int, float)) or not 0 <= beta <= 1:
+        if not is_number(beta) or not 0 <= beta <= 1:
             raise ValueError(
                 f"expected beta between 0 and 1 for a convex combination, got {beta!r}; "
                 + see("how-to/choose-beta#convex")

@@ -75,6 +75,10 @@ class Peers:
                 + see("how-to/many-gpus#own-loop")
             )
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Peers:
+        """Itself: it never changes, and a group of processes cannot be copied."""
+        return self
+
     @property
     def size(self) -> int:
         """How many processes there are."""
@@ -132,14 +136,22 @@ def distributed(
     """
     loss = copy.deepcopy(loss)
     peers = Peers(group, gradient)
-    parts = [part for part in loss.modules() if not list(part.children())]
-    for part in parts:
+    for part in _parts(loss):
         options = getattr(part, "options", {})
         if "peers" not in options:
+            name = type(part).__name__ if isinstance(part, nn.Module) else getattr(part, "__name__", repr(part))
             raise ValueError(
-                f"expected InfoNCE, NTXent, SparseCLR, QARe or a SetContrastive of them, got {type(part).__name__}, "
+                f"expected InfoNCE, NTXent, SparseCLR, QARe or a SetContrastive of them, got {name}, "
                 "which has no form over many processes; gather the embeddings and call it on all of them, "
                 + see("how-to/many-gpus#own-loop")
             )
         options["peers"] = peers
     return loss
+
+
+def _parts(loss: object) -> list[object]:
+    """The losses that ``loss`` is made of, or itself; also those that are functions, which no module counts as its."""
+    if not isinstance(loss, nn.Module):
+        return [loss]
+    functions = [vars(loss)[name] for name in ("pairwise", "regularizer") if callable(vars(loss).get(name))]
+    return [part for inner in (*loss.children(), *functions) for part in _parts(inner)] or [loss]

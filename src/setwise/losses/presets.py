@@ -118,14 +118,18 @@ def presets(name: str, *, beta: float | None = None) -> nn.Module:
     check_option(name, PRESETS, "the preset's name")
     if name in _PLAIN:
         if beta is not None:
-            raise ValueError(f"expected no beta for {name!r}, which has no QARe, got {beta!r}; see {name + '-qare'!r}")
+            instead = f"{name}-qare"
+            hint = f"see {instead!r}" if instead in PRESETS else "leave it out, sw.SetContrastive adds QARe to any loss"
+            raise ValueError(f"expected no beta for {name!r}, which has no QARe, got {beta!r}; {hint}")
         return _PLAIN[name]()
     if name in _MATCHING_BETA:
         weight = _MATCHING_BETA[name] if beta is None else beta
         return SetContrastive.convex(_PLAIN[name.removesuffix("-qare")](), weight)
     if beta is None:
+        papers = name.startswith(("paper/", "released/"))
+        chosen = "the paper chooses it per encoder and data set (Table 4)" if papers else "the paper has none for this"
         raise ValueError(
-            f"expected beta=... for {name!r}: the paper chooses it per encoder and data set (Table 4); "
+            f"expected beta=... for {name!r}, the weight of its set-level term, got None: {chosen}; "
             + see("how-to/choose-beta")
         )
     pairwise, term = _WEIGHED[name]()

@@ -60,7 +60,7 @@ def kmeans(
         x = x - middle  # distances are differences of squares: the smaller these, the less is lost
         centres = _plus_plus(x, clusters, starts, generator)
         # Starts are columns of one product, [n, S K], not a batch of S products.
-        parts = torch.split(x, max(1, chunk // (starts * clusters)))
+        parts = torch.split(x, int(max(1, chunk // (starts * clusters))))
         for _ in range(iterations):
             sums, counts = torch.zeros_like(centres), centres.new_zeros(len(centres), 1)
             for part in parts:
