@@ -37,7 +37,8 @@ def test_the_answer_comes_first(tree_of, filled):
     texts = tree_of(make_page(groups(collect(filled)[0]), []).html())
     assert texts.texts("p")[0] == (
         "Does QARe help? Yes: Triplet (CIFAR-10, 1,467) +3.10 (+2.85 to +3.35); cannot be told: 2 of 5 settings; "
-        "no: NT-Logistic (CIFAR-10, 1,467) -3.10 (-3.35 to -2.85); one seed only: 1 of 5 settings. (26 runs.)"
+        "no: NT-Logistic (CIFAR-10, 1,467) -3.10 (-3.35 to -2.85); one seed only: 1 of 5 settings. (26 runs; "
+        "an encoder's name means a linear probe, a number of instances that these were matched.)"
     )
     assert texts.texts("strong")[:3] == [
         *(

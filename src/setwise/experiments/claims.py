@@ -261,7 +261,9 @@ def lead(found: Sequence[Group]) -> str:
     runs = sum(len(group.runs) for group in found)
     answers = {question: answer(found) for question, _, _, answer in LEADING}
     said = [f"{question} {_said(these)}." for i, (question, these) in enumerate(answers.items()) if these or i == 0]
-    return f"{' '.join(said)} ({runs:,} {'run' if runs == 1 else 'runs'}.)"
+    kinds = {group.kind for group in found}
+    how = "; an encoder's name means a linear probe, a number of instances that these were matched"
+    return f"{' '.join(said)} ({runs:,} {'run' if runs == 1 else 'runs'}{how if len(kinds) > 1 else ''}.)"
 
 
 def _said(answers: Sequence[Found]) -> str:

@@ -36,7 +36,7 @@ figcaption{max-width:44rem}
 .soft{color:var(--soft);font-size:.9rem;margin:.1rem 0 .4rem}
 .scroll{overflow-x:auto;border:1px solid var(--line);border-radius:6px;max-width:max-content}
 table{border-collapse:collapse;font-size:.93rem;font-variant-numeric:tabular-nums}
-th,td{padding:.4rem .8rem;text-align:left;white-space:nowrap;border-top:1px solid var(--line)}
+th,td{padding:.4rem .65rem;text-align:left;white-space:nowrap;border-top:1px solid var(--line)}
 thead th{background:var(--panel);border-top:0;white-space:normal;vertical-align:bottom}
 tbody th{font-weight:400}
 tbody th,thead th:first-child{position:sticky;left:0;z-index:1}
