@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
-from setwise.checks import check_count, check_number, check_option, plain
+from setwise.checks import check_count, check_number, check_option, is_number, plain
 from setwise.encoders import NAMES as ENCODERS
 from setwise.losses.presets import PRESETS as LOSSES
 from setwise.losses.presets import beta_of
@@ -72,6 +72,10 @@ class Recipe:
             raise ValueError(f"expected validation to be a number of images, got {self.validation!r}")
         for name in ("lr", "probe_lr"):
             check_number(getattr(self, name), name, above=0)
+        if self.epochs and is_number(self.warmup) and self.warmup > self.epochs:
+            raise ValueError(
+                f"expected warmup of at most the {self.epochs} epochs, got {self.warmup:g}; give --warmup too"
+            )
         for name in ("momentum", "weight_decay", "warmup"):
             check_number(getattr(self, name), name, least=0)
         if self.method == "random" and self.epochs:

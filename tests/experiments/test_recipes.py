@@ -112,6 +112,17 @@ def test_bad_fields(change, message):
         replace(Recipe(loss="paper/simclr-qare", beta=0.5), **change)
 
 
+def test_a_warm_up_ends_with_the_training_at_the_latest():
+    assert replace(recipe("modern/cifar10-resnet18-simclr"), epochs=10).warmup == 10
+    with pytest.raises(ValueError, match="expected warmup of at most the 5 epochs, got 10; give --warmup too"):
+        replace(recipe("modern/cifar10-resnet18-simclr"), epochs=5)
+
+
+def test_shifts_are_an_eighth_of_the_image():
+    shifts = {name: found.padding for name, found in RECIPES.items() if found.data == "digits"}
+    assert set(shifts.values()) == {1}
+
+
 def test_numpy_numbers_become_pythons():
     found = Recipe(loss="paper/simclr-qare", beta=np.float32(0.5), batch=np.int64(60), lr=np.float64(1e-3))
     assert json.loads(json.dumps(found.as_json()))["batch"] == 60

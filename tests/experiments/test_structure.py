@@ -13,6 +13,7 @@ from setwise.data import load
 from setwise.experiments import structure
 from setwise.experiments.recipes import recipe as find
 from setwise.experiments.runs import pretrain
+from setwise.training.engine import Engine
 from setwise.training.loop import How, train
 
 CPU = torch.device("cpu")
@@ -70,15 +71,43 @@ def test_support_and_classes_of_sparseclr_against_entmax():
     assert found["same_class_weight"] == pytest.approx(p[same].sum() / p.sum(), rel=1e-4)
     assert found["same_class"] == pytest.approx(same.sum() / (n * (n - 1)), rel=1e-4)
     assert structure.negative_weights(sw.NTLogistic(), z_a, z_b) is None
+    assert structure.negative_weights(sw.InfoNCE(symmetric=True), z_a, z_b) is None
 
 
 def test_eigenvalues_are_numpys():
     z = torch.randn(20, 7, generator=torch.Generator().manual_seed(1))
     x = (z / z.norm(dim=1, keepdim=True)).double().numpy()
     expected = np.linalg.svd(x, compute_uv=False) ** 2
-    found = structure.leading_eigenvalues(z.double())
+    found = structure.eigenvalues(z.double())
     np.testing.assert_allclose(found[:7], expected, rtol=1e-4)
     np.testing.assert_allclose(found[7:], 0, atol=1e-9)
+
+
+def test_no_direction_is_left_out():
+    z = torch.randn(200, 128, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    found = structure.eigenvalues(z)
+    assert len(found) == 128
+    assert sum(found) == pytest.approx(200, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ["features", "center", "qare"])
+def test_what_the_term_acts_on_is_kept_where_it_is_not_the_embeddings(name):
+    recipe = replace(find("released/digits-conv4-simclr"), loss=f"ablation/simclr-{name}", beta=1.0, batch=64)
+    engine = Engine(recipe, load("digits", split="train"), seed=1, device=CPU)
+    seen = []
+    engine.method.encoder.register_forward_hook(lambda *found: seen.append(found[-1]))
+    engine.method.head.register_forward_hook(lambda *found: seen.append(found[-1]))
+    found = structure.structure(engine, engine.method)
+    if name == "qare":
+        assert "acted_on" not in found
+        return
+    for side, values in enumerate(found["acted_on"]):
+        x = seen[0 if name == "features" else 1].chunk(2)[side].double()
+        x = x - x.mean(0)
+        x = (x / x.norm(dim=1, keepdim=True)).numpy()
+        expected = np.linalg.svd(x, compute_uv=False)[:5] ** 2
+        np.testing.assert_allclose(values[:5], expected, rtol=1e-3)
+    assert found["acted_on"] != found["eigenvalues"]
 
 
 def test_a_run_is_the_same_with_and_without_looking(tmp_path):

@@ -30,12 +30,11 @@ RECIPES = {
 }
 
 
-def run(name: str, processes: Processes) -> dict[str, torch.Tensor]:
+def run(name: str, processes: Processes, precision: str = "float64") -> dict[str, torch.Tensor]:
     whole = load("digits")
     data = replace(whole, images=whole.images[:94], labels=whole.labels[:94])  # 4 x 20 and 14 over
-    engine = Engine(
-        replace(RECIPES[name], batch=20, precision="float64", epochs=2), data, seed=1, device=CPU, processes=processes
-    )
+    recipe = replace(RECIPES[name], batch=20, precision=precision, epochs=2)
+    engine = Engine(recipe, data, seed=1, device=CPU, processes=processes)
     assert engine.sizes == [20, 20, 20, 20, 14]
     for epoch in range(STEPS // 5):
         engine.begin(epoch)
@@ -50,7 +49,9 @@ def worker(rank: int, size: int, folder: str) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=size)
-    torch.save({name: run(name, Processes(rank, size)) for name in RECIPES}, f"{folder}/{rank}.pt")
+    found = {name: run(name, Processes(rank, size)) for name in RECIPES}
+    found["bfloat16"] = run("simclr-qare", Processes(rank, size), "bfloat16")
+    torch.save(found, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 
 
@@ -69,6 +70,14 @@ def test_two_processes_are_one(found, name):
         assert both.keys() == alone.keys()
         for key, x in alone.items():
             torch.testing.assert_close(both[key], x, rtol=1e-8, atol=1e-8, msg=lambda m, key=key: f"{key}: {m}")
+
+
+def test_two_processes_in_bfloat16(found):
+    alone = run("simclr-qare", Processes(), "bfloat16")
+    for both in found:
+        torch.testing.assert_close(both["bfloat16"]["mean.loss"], alone["mean.loss"], rtol=0.02, atol=0)
+        norm = "model.encoder.blocks.1.running_var"
+        torch.testing.assert_close(both["bfloat16"][norm], alone[norm], rtol=0.02, atol=1e-4)
 
 
 def test_torchrun_on_the_command_line(tmp_path):

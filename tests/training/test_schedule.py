@@ -1,5 +1,7 @@
 """Learning rates against torch's own schedulers, orders, batch sizes."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -31,7 +33,14 @@ def test_warm_up_rises_in_a_line_and_never_stands_still():
     rates = torch.cat([epoch_rates(recipe, epoch, 5) for epoch in range(10)])
     torch.testing.assert_close(rates[:10], torch.arange(1, 11, dtype=torch.float64) / 10)
     assert (rates > 0)[:-1].all()
-    assert (rates[9:].diff() < 0).all()
+    assert (rates[10:].diff() < 0).all()
+    after = replace(recipe, warmup=0)
+    for schedule in ("cosine", "steps"):
+        with_warm_up = torch.cat([epoch_rates(replace(recipe, schedule=schedule), epoch, 5) for epoch in range(10)])
+        steps = torch.cat([epoch_rates(replace(after, schedule=schedule), epoch, 5) for epoch in range(10)])
+        if schedule == "steps":
+            assert torch.equal(with_warm_up[10:], steps[10:]), "no step of it comes early"
+        assert with_warm_up[-1] > 0, "the last step is a step"
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "steps", "constant"])

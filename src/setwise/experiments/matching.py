@@ -25,10 +25,10 @@ from setwise.evaluation.features import extract
 from setwise.evaluation.matching import choose_weight, match, match_quadratic
 from setwise.experiments import records
 from setwise.experiments.matching_page import write_page
-from setwise.methods import Matching, create
+from setwise.methods import Matching
 from setwise.recipe import Recipe
 from setwise.training.checkpoint import replacing
-from setwise.training.engine import Engine
+from setwise.training.engine import Engine, untrained
 from setwise.training.loop import How, train
 
 BEST = "best.safetensors"  # the weights of the chosen epoch
@@ -107,15 +107,6 @@ def embed(method: Matching, data: MatchedSet, device: torch.device) -> tuple[Ten
     return found[0], found[1]
 
 
-def untrained(recipe: Recipe, data: MatchedSet, seed: int) -> Matching:
-    """The method before its first step."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        method = create(recipe, data)
-    assert isinstance(method, Matching)
-    return method
-
-
 def run_matching(
     recipe: Recipe,
     folder: Path,
@@ -153,6 +144,7 @@ def run_matching(
         record["final"] = evaluate_matching(method, data, last.history, device)
         record["timings"]["evaluation_seconds"] = time.perf_counter() - began
         start = untrained(recipe, data.train, seed).to(device)
+        assert isinstance(start, Matching)
         write_page(folder, record, data.test, embed(start, data.test, device), embed(method, data.test, device))
     records.write(folder, record)
     return record

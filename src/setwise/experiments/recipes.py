@@ -77,7 +77,7 @@ _MATCHING = Recipe(
 _MATCHING_DATA = {
     "cuhk03": _MATCHING,
     "cifar10": replace(_MATCHING, data="cifar10", stem="cifar", instances=1467),
-    "digits": replace(_MATCHING, data="digits", encoder="resnet8"),  # a small one, for a CPU
+    "digits": replace(_MATCHING, data="digits", encoder="resnet8", padding=PADDING["digits"]),  # a small one, for a CPU
 }
 MATCHING_LOSSES = ("triplet", "infonce", "nt-logistic", "sparseclr")
 # Weights of the terms that are not the paper's: those that a validation split chose beside InfoNCE with 1,467 halves

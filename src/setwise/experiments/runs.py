@@ -23,7 +23,7 @@ from setwise.training.checkpoint import Checkpoint
 from setwise.training.loop import How, train
 
 # Ours, the paper does not fine-tune: small steps, since the encoder starts from something.
-FINE_TUNING = {"views": "supervised", "optimizer": "sgd", "lr": 0.01, "schedule": "cosine", "epochs": 30}
+FINE_TUNING = {"views": "supervised", "optimizer": "sgd", "lr": 0.01, "schedule": "cosine", "epochs": 30, "warmup": 0.0}
 
 
 def choose_device(name: str) -> torch.device:

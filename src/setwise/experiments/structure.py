@@ -17,7 +17,6 @@ from setwise.training.engine import Engine
 from setwise.training.schedule import epoch_order
 
 EPOCHS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)  # that are looked at, and the last
-LEADING = 64  # eigenvalues kept
 DIGITS = 5
 
 
@@ -44,21 +43,27 @@ def structure(engine: Engine, method: Contrastive) -> dict[str, Any]:
     method.eval()
     try:
         images = batch.pair(method.views).to(next(method.parameters()).dtype)
-        z = method.head(method.encoder(images)).cpu().double()
+        h = method.encoder(images)
+        z, h = method.head(h).cpu().double(), h.cpu().double()
     finally:
         method.train(was)
     z_a, z_b = z.chunk(2)
-    found: dict[str, Any] = {"rows": rows, "eigenvalues": [leading_eigenvalues(z_a), leading_eigenvalues(z_b)]}
+    found: dict[str, Any] = {"rows": rows, "eigenvalues": [eigenvalues(z_a), eigenvalues(z_b)]}
+    if isinstance(method.loss, SetContrastive):
+        center = getattr(method.loss.regularizer, "options", {}).get("center", False)
+        if center or method.loss.on == "features":  # the set-level term acts on others than those
+            sets = (h if method.loss.on == "features" else z).chunk(2)
+            found["acted_on"] = [eigenvalues(x - x.mean(0) if center else x) for x in sets]
     weights = negative_weights(method.loss, z_a, z_b)
     if weights is not None:
         found |= looked_at(*weights, batch.labels.cpu())
     return found
 
 
-def leading_eigenvalues(z: Tensor) -> list[float]:
-    """Of the matrix of cosines of the rows of ``z`` [N, E], the largest first."""
+def eigenvalues(z: Tensor) -> list[float]:
+    """Of the matrix of cosines of the rows of ``z`` [N, E], the largest first; all that can be above 0."""
     x = prepare(z, similarity="cosine")[0]
-    values = torch.linalg.eigvalsh(x @ x.mT).flip(0)[:LEADING]
+    values = torch.linalg.eigvalsh(x @ x.mT).flip(0)[: min(x.shape)]
     return [float(f"{value:.{DIGITS}g}") for value in values.clamp_min(0).tolist()]
 
 
@@ -66,10 +71,10 @@ def negative_weights(loss: nn.Module, z_a: Tensor, z_b: Tensor) -> tuple[Tensor,
     """How strongly the loss pushes each anchor from each candidate [R, M]: ∂loss/∂score; and whose they are [R], [M].
 
     Items are numbered 0 to N - 1; an anchor's own item is its positive, with weight 0 here. None for a loss that does
-    not choose among candidates row by row.
+    not choose among candidates row by row, or both ways.
     """
     pairwise = loss.pairwise if isinstance(loss, SetContrastive) else loss
-    if not isinstance(pairwise, (InfoNCE, NTXent, SparseCLR)):
+    if not isinstance(pairwise, (InfoNCE, NTXent, SparseCLR)) or pairwise.options.get("symmetric"):
         return None
     options = pairwise.options
     items = torch.arange(len(z_a))

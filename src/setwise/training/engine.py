@@ -67,9 +67,7 @@ class Engine:
                 f"expected a batch that {self.processes.size} processes can share equally, got {recipe.batch}; "
                 + see("how-to/many-gpus#equal-parts")
             )
-        with _drawing, torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            method = create(recipe, data)
+        method = untrained(recipe, data, seed)
         method.to(device, torch.float64 if self.precision == "float64" else torch.float32)
         if on_gpu:
             method.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -267,6 +265,13 @@ class Engine:
                 self._turn.add_(1)
 
         return run
+
+
+def untrained(recipe: Recipe, data: ImageSet | MatchedSet, seed: int) -> Method:
+    """The method before its first step, on the CPU; torch's own generators go on as if nothing had been drawn."""
+    with _drawing, torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        return create(recipe, data)
 
 
 def _check_share() -> None:

@@ -72,8 +72,9 @@ class _SharedNorm(nn.modules.batchnorm._BatchNorm):
         over = [0, *range(2, input.ndim)]
         shape = [1, -1, *[1] * (input.ndim - 2)]
         count = input.numel() // input.shape[1] * dist.get_world_size()  # equal parts
-        mean: Tensor = all_reduce(input.sum(over)) / count  # type: ignore[no-untyped-call]
-        centred = input - mean.view(shape)
+        x = input.to(torch.promote_types(input.dtype, self.weight.dtype))  # sums of bf16 in float32
+        mean: Tensor = all_reduce(x.sum(over)) / count  # type: ignore[no-untyped-call]
+        centred = x - mean.view(shape)
         variance: Tensor = all_reduce(centred.square().sum(over)) / count  # type: ignore[no-untyped-call]
         assert self.running_mean is not None
         assert self.running_var is not None
@@ -84,7 +85,7 @@ class _SharedNorm(nn.modules.batchnorm._BatchNorm):
             self.running_mean.lerp_(mean, self.momentum)
             self.running_var.lerp_(variance * count / (count - 1), self.momentum)
         scaled = centred * (variance + self.eps).rsqrt().view(shape)
-        return scaled * self.weight.view(shape) + self.bias.view(shape)
+        return (scaled * self.weight.view(shape) + self.bias.view(shape)).to(input.dtype)
 
 
 def share_norms(model: nn.Module, device: torch.device) -> nn.Module:

@@ -27,11 +27,12 @@ def learning_rate(recipe: Recipe, progress: float) -> float:
 def epoch_rates(recipe: Recipe, epoch: int, steps: int) -> Tensor:
     """The learning rate of every step of an epoch [steps], float64.
 
-    Warm-up and cosine go on within the epoch. A warm-up's very first step is at its first fraction, not at 0.
+    Warm-up and cosine go on within the epoch. A warm-up's first step is at its first fraction, not at 0, and its last
+    one at the peak.
     """
-    within = (torch.arange(steps, dtype=torch.float64) / steps).tolist()
-    first = 1 / steps if recipe.warmup else 0.0
-    return torch.tensor([learning_rate(recipe, epoch + x + first) for x in within], dtype=torch.float64)
+    starts = [epoch + step / steps for step in range(steps)]
+    places = [start + 1 / steps if start < recipe.warmup else start for start in starts]
+    return torch.tensor([learning_rate(recipe, place) for place in places], dtype=torch.float64)
 
 
 def epoch_order(samples: int, *, seed: int, epoch: int) -> Tensor:
