@@ -185,6 +185,26 @@ def test_classes_that_were_not_trained_on_are_not_tested_on(tmp_path, capsys):
     assert "probe accuracy" in capsys.readouterr().out
 
 
+def test_without_an_evaluation_there_need_not_be_a_test_split(tmp_path):
+    write_images(tmp_path / "photos" / "train" / "all", 12)
+    run = [
+        "pretrain",
+        "--data",
+        str(tmp_path / "photos"),
+        "--device",
+        "cpu",
+        "--epochs",
+        "1",
+        "--batch",
+        "4",
+        "--quiet",
+    ]
+    main([*run, "--no-evaluate", "--out", str(tmp_path / "run")])
+    assert records.read(tmp_path / "run")["data"] == {"name": "photos", "train": 12}
+    with pytest.raises(SystemExit, match="expected a folder"):
+        main([*run, "--out", str(tmp_path / "other")])
+
+
 def test_a_test_split_may_lack_a_class(tmp_path):
     write_images(tmp_path / "train" / "a", 3)
     write_images(tmp_path / "train" / "b", 3)

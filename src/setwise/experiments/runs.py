@@ -84,15 +84,19 @@ def pretrain(
     evaluate: bool = True,
 ) -> dict[str, Any]:
     """Train by a recipe, probe the frozen encoder, write the record into the run's folder; the record."""
-    train_set, test_set = splits(recipe, root)
-    if evaluate:
+    test_set: ImageSet | None = None
+    if evaluate or recipe.validation:
+        train_set, test_set = splits(recipe, root)
+    else:  # there need not be any to test on
+        train_set = load(recipe.data, root, split="train")
+    if evaluate and test_set is not None:
         check_classes(train_set, test_set)
     title, look = f"{name} seed {seed}", structure.after_epoch
     engine, last = train(recipe, train_set, folder, seed=seed, how=how, title=title, after_epoch=look)
-    sizes = {"name": train_set.name, "train": len(train_set), "test": len(test_set)}
+    sizes = {"name": train_set.name, "train": len(train_set)} | ({"test": len(test_set)} if test_set else {})
     record = records.of_run(name, engine, last, sizes)
     if how.processes.first:
-        if evaluate:
+        if evaluate and test_set is not None:
             encoder, device = engine.method.encoder, how.device
             record["final"] = evaluate_encoder(encoder, train_set, test_set, recipe, seed=seed, device=device)
             record["timings"] |= record["final"].pop("timings")
