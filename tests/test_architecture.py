@@ -10,7 +10,7 @@ import pytest
 SOURCE = Path(__file__).parent.parent / "src" / "setwise"
 ROOMS = [
     *("version", "checks", "kernels", "similarity", "assignment", "losses", "encoders", "data", "views"),
-    *("recipe", "methods", "training", "evaluation", "experiments", "adapters", "demo", "bench", "cli"),
+    *("recipe", "methods", "training", "evaluation", "experiments", "adapters", "demo", "bench", "trainer", "cli"),
 ]
 OPTIONAL = {
     *("pytorch_metric_learning", "timm", "torchvision", "lightly", "lightning", "safetensors", "onnx"),

@@ -9,10 +9,12 @@ from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import tyro
 from tyro.extras import SubcommandApp
+
+from setwise.trainer import DEFAULT_RECIPE, Device, RecipeName, Root, say_final, trainer
 
 T = TypeVar("T")
 LISTS = ("--seeds", "--only")
@@ -28,11 +30,8 @@ START = (
     "A run's folder has its record, its metrics and its checkpoint; a run that was stopped goes on with --resume."
 )
 app, bench, data = SubcommandApp(), SubcommandApp(), SubcommandApp()
-Root = Annotated[Path | None, tyro.conf.arg(help="folder of the data sets; $SETWISE_DATA or ~/.cache/setwise if none")]
 Name = Annotated[str, tyro.conf.Positional, tyro.conf.arg(help="as `setwise data list` shows it")]
-Device = Annotated[str, tyro.conf.arg(help="cpu, cuda, ...; a GPU if there is one")]
 Run = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(help="a run's folder, or its checkpoint")]
-DEFAULT_RECIPE = {"pretrain": "paper/digits-conv4-simclr-qare", "match": "paper/digits-matching-infonce-qare"}
 
 
 @app.command
@@ -154,9 +153,6 @@ def list_recipes(
     print("\n".join(found) if found else f"no recipe has {like!r} in its name")
 
 
-RecipeName = Annotated[str, tyro.conf.arg(help="as `setwise recipes` lists them")]
-
-
 @app.command(name="pretrain")
 def pretrain_help(recipe: RecipeName = DEFAULT_RECIPE["pretrain"]) -> None:
     """Train an encoder by a recipe, probe it, write its record: any number of the recipe can be changed."""
@@ -177,69 +173,7 @@ def _train(command: str, args: list[str]) -> None:
             name = args[i + 1]
         elif word.startswith("--recipe="):
             name = word.removeprefix("--recipe=")
-    _told(lambda: tyro.cli(_trainer(command, name), prog=f"setwise {command}", args=args))
-
-
-def _trainer(command: str, name: str) -> Callable[..., None]:
-    """What `setwise pretrain` or `match` calls, with the numbers of the recipe ``name`` as its defaults."""
-    from setwise.experiments.recipes import recipe as find
-    from setwise.recipe import Recipe
-
-    default = find(name)
-
-    def train(
-        fields: Any = default,
-        *,
-        recipe: RecipeName = name,
-        seed: int = 1,
-        out: Annotated[Path | None, tyro.conf.arg(help="the run's folder; runs/RECIPE/seed-N if none")] = None,
-        root: Root = None,
-        device: Device = "auto",
-        resume: Annotated[bool, tyro.conf.arg(help="go on with the run in that folder, if there is one")] = False,
-        checkpoint_seconds: Annotated[float, tyro.conf.arg(help="between checkpoints")] = 60.0,
-        capture: Annotated[bool, tyro.conf.arg(help="steps as CUDA graphs, on a GPU")] = True,
-        evaluate: Annotated[bool, tyro.conf.arg(help="at the end: linear probe and kNN, or the assignments")] = True,
-        tensorboard: Annotated[bool, tyro.conf.arg(help="write TensorBoard's files too")] = False,
-        quiet: Annotated[bool, tyro.conf.arg(help="no progress")] = False,
-    ) -> None:
-        from setwise.experiments import runs
-        from setwise.experiments.reproduce import run_of
-        from setwise.training.loop import How
-        from setwise.training.processes import join, leave
-
-        if (fields.method == "matching") != (command == "match"):
-            raise ValueError(
-                f"expected a recipe for `setwise {command}`, got method {fields.method!r}, which is for "
-                f"`setwise {'pretrain' if command == 'match' else 'match'}`"
-            )
-        folder = out or Path("runs") / recipe / f"seed-{seed}"
-        processes, where = join(runs.choose_device(device))
-        try:
-            record = run_of(fields)(
-                fields,
-                folder,
-                name=recipe if fields == default else f"{recipe} (changed)",
-                seed=seed,
-                how=How(where, resume, processes, capture, checkpoint_seconds, tensorboard, quiet),
-                root=root,
-                evaluate=evaluate,
-            )
-        finally:
-            leave()
-        if processes.first:
-            _say_final(record["final"])
-            page = ", index.html" if (folder / "index.html").exists() else ""
-            print(f"written to {folder}: record.json, metrics.csv, metrics.jsonl, checkpoint.safetensors{page}")
-
-    # Set here, since names in annotations are looked up in the module, which has not imported it.
-    train.__annotations__["fields"] = Annotated[Recipe, tyro.conf.arg(name="")]
-    what = {"pretrain": "Train an encoder by a recipe, probe the frozen encoder, write the run's record."}
-    what["match"] = "Learn to match two views of the same identities; match the test split; write record and page."
-    train.__doc__ = (
-        f"{what[command]}\n\nEvery number of the recipe is an option; its default is what the recipe says. Many "
-        f"processes: torchrun --nproc-per-node 8 -m setwise.cli {command} ..."
-    )
-    return train
+    _told(lambda: tyro.cli(trainer(command, name), prog=f"setwise {command}", args=args))
 
 
 @app.command(name="reproduce")
@@ -262,7 +196,8 @@ def reproduce_table(
     dry_run: Annotated[bool, tyro.conf.arg(help="list the runs, run nothing")] = False,
 ) -> None:
     """Make the runs of tables of the paper: those whose records are missing, several at once; safe to interrupt."""
-    from setwise.experiments.reproduce import expand, listing, reproduce
+    from setwise.experiments.jobs import expand
+    from setwise.experiments.reproduce import listing, reproduce
     from setwise.experiments.runs import choose_device
 
     if not tables:
@@ -321,7 +256,7 @@ def probe(
     """Linear probe and kNN of a trained encoder, frozen; accuracies of the last epoch, not the best."""
     from setwise.experiments import runs
 
-    _say_final(
+    say_final(
         _told(
             lambda: runs.probe(
                 checkpoint,
@@ -356,21 +291,15 @@ def print_completion(
 
     whole = deepcopy(app)
     for command, default in DEFAULT_RECIPE.items():
-        trainer = _trainer(command, default)
+        made = trainer(command, default)
         names = tuple(name for name, one in RECIPES.items() if (one.method == "matching") == (command == "match"))
-        trainer.__annotations__["recipe"] = Literal.__getitem__(names)
-        whole.command(name=command)(trainer)
+        made.__annotations__["recipe"] = Literal.__getitem__(names)
+        whole.command(name=command)(made)
     whole.cli(prog="setwise", args=["--tyro-print-completion", shell])
 
 
 app.command(data, name="data", help="See, fetch, check and preview data sets.")
 app.command(bench, name="bench", help="Measure what things cost.")
-
-
-def _say_final(final: dict[str, Any]) -> None:
-    for name, value in final.items():
-        if name.endswith("accuracy"):
-            print(f"{name.replace('_', ' ')}: {100 * value:.2f} %")
 
 
 def _told(call: Callable[[], T]) -> T:

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from setwise.experiments import records
+from setwise.experiments.jobs import Job
 from setwise.experiments.page import Page
 from setwise.experiments.recipes import recipe
-from setwise.experiments.reproduce import Job
 
 
 @pytest.fixture

@@ -13,8 +13,9 @@ from filelock import FileLock
 
 from setwise.cli import main
 from setwise.experiments import records
+from setwise.experiments.jobs import Job, expand
 from setwise.experiments.recipes import recipe as find
-from setwise.experiments.reproduce import Job, estimate, expand, listing, reproduce, work
+from setwise.experiments.reproduce import estimate, listing, reproduce, work
 from setwise.experiments.runs import splits
 from setwise.training.errors import Interrupted
 

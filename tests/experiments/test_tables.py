@@ -9,8 +9,8 @@ import pytest
 from scipy.stats import ttest_1samp
 
 from setwise.experiments.collected import collect, groups
+from setwise.experiments.jobs import expand
 from setwise.experiments.page import Page
-from setwise.experiments.reproduce import expand
 from setwise.experiments.statistics import MeanStd, PairedDifference
 from setwise.experiments.tables import (
     Table,

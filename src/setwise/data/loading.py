@@ -82,6 +82,12 @@ def load_matched(
     return replace(whole, split="all") if split == "all" else whole.parts(seed=seed)[split]
 
 
+def halves_to_spare(name: str | os.PathLike[str], root: str | os.PathLike[str] | None = None) -> bool:
+    """Whether ``load_matched`` halves train images, and ``load`` has a test split that could be halved too."""
+    kind, path, _ = _find(name, root)
+    return kind != "cuhk03" and (kind != "folder" or any((path / split).is_dir() for split in ("test", "val")))
+
+
 def _find(name: str | os.PathLike[str], root: str | os.PathLike[str] | None) -> tuple[str, Path, Path]:
     """Which data set, where, and the root."""
     where = root_of(root)

@@ -286,15 +286,17 @@ def _counted(answers: Sequence[Found]) -> str:
     verdicts = [verdict for *_, verdict in answers]
     if len(verdicts) < 2:
         return verdicts[0] if verdicts else NO_RUNS
-    kinds = [verdict for verdict in (*VERDICTS.values(), UNCONFIRMED) if verdict in verdicts]
     once = VERDICTS["unknown"]
-    alone, kinds = verdicts.count(once), [kind for kind in kinds if kind != once] or kinds
-    parts = [f"{verdicts.count(kind)} {kind}{_corrected(answers, kind)}" for kind in kinds]
-    more = f"; {alone} more with one seed only" if alone and kinds != [once] else ""
-    total = len(verdicts) - (alone if more else 0)
+    known = [verdict for verdict in verdicts if verdict != once]
+    alone = len(verdicts) - len(known)
+    if not known:
+        return f"{once} in all of {alone} settings"
+    kinds = [verdict for verdict in (*VERDICTS.values(), UNCONFIRMED) if verdict in known]
+    more = f"; {alone} more with one seed only" if alone else ""
     if len(kinds) == 1:
-        return f"{kinds[0]} in all of {total} settings{_corrected(answers, kinds[0])}{more}"
-    return f"of {total} settings: {', '.join(parts)}{more}"
+        return f"{kinds[0]} in all of {len(known)} settings{_corrected(answers, kinds[0])}{more}"
+    parts = [f"{known.count(kind)} {kind}{_corrected(answers, kind)}" for kind in kinds]
+    return f"of {len(known)} settings: {', '.join(parts)}{more}"
 
 
 def _corrected(answers: Sequence[Found], verdict: str) -> str:

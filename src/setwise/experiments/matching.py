@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from setwise.assignment.linear import matching_accuracy
 from setwise.data import ImageSet, MatchedSet, load, load_matched, matched_halves
-from setwise.data.catalogue import CATALOGUE, recognise
+from setwise.data.loading import halves_to_spare
 from setwise.evaluation.features import extract
 from setwise.evaluation.matching import choose_weight, match, match_quadratic
 from setwise.experiments import records
@@ -66,22 +66,13 @@ def _matching_data(name: str, root: Path | None, seed: int, instances: int | Non
             "give more images, or a larger --instances"
         )
     held_out = []
-    if _has_held_out(name):
+    if halves_to_spare(name, root):
         more = matched_halves(load(name, root, split="test"))
         count = min(HELD_OUT, len(more) // len(test))
         held_out = [
             more.select(torch.arange(i * len(test), (i + 1) * len(test)), split="held out") for i in range(count)
         ]
     return MatchingData(train_set, val, test, held_out)
-
-
-def _has_held_out(name: str) -> bool:
-    """Whether the images are halves, and there are more of them than the train images that were halved."""
-    if name in CATALOGUE:
-        return name != "cuhk03"
-    path = Path(name).expanduser().resolve()
-    kind = recognise(path)
-    return kind != "cuhk03" and (kind != "folder" or any((path / split).is_dir() for split in ("test", "val")))
 
 
 class _Embedder(nn.Module):

@@ -36,7 +36,7 @@ def choose_device(name: str) -> torch.device:
         raise ValueError("expected a CUDA device for --device cuda, got none; leave it out to use the CPU")
     try:
         torch.empty(1, device=device).cpu()
-    except (RuntimeError, NotImplementedError, AssertionError) as error:
+    except (RuntimeError, AssertionError) as error:
         raise ValueError(f"expected a device that this torch can use, got {name!r} ({error}); try cpu") from error
     return device
 
