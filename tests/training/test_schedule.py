@@ -32,15 +32,11 @@ def test_warm_up_rises_in_a_line_and_never_stands_still():
     recipe = Recipe(loss="paper/simclr", schedule="cosine", warmup=2, lr=1.0, epochs=10)
     rates = torch.cat([epoch_rates(recipe, epoch, 5) for epoch in range(10)])
     torch.testing.assert_close(rates[:10], torch.arange(1, 11, dtype=torch.float64) / 10)
-    assert (rates > 0)[:-1].all()
+    assert (rates > 0).all()
     assert (rates[10:].diff() < 0).all()
-    after = replace(recipe, warmup=0)
-    for schedule in ("cosine", "steps"):
-        with_warm_up = torch.cat([epoch_rates(replace(recipe, schedule=schedule), epoch, 5) for epoch in range(10)])
-        steps = torch.cat([epoch_rates(replace(after, schedule=schedule), epoch, 5) for epoch in range(10)])
-        if schedule == "steps":
-            assert torch.equal(with_warm_up[10:], steps[10:]), "no step of it comes early"
-        assert with_warm_up[-1] > 0, "the last step is a step"
+    with_it, without = (replace(recipe, schedule="steps", warmup=warmup) for warmup in (2, 0))
+    for epoch in range(2, 10):
+        assert torch.equal(epoch_rates(with_it, epoch, 5), epoch_rates(without, epoch, 5)), "nothing comes early"
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "steps", "constant"])

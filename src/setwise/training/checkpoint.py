@@ -36,10 +36,11 @@ class Checkpoint:
 
     def encoder_state(self) -> dict[str, Tensor]:
         """The encoder's weights: those of the chosen epoch where one was chosen, as matching does."""
-        found: dict[str, dict[str, Tensor]] = {"kept.encoder.": {}, "model.encoder.": {}}
-        for prefix, state in found.items():
-            state |= {name.removeprefix(prefix): x for name, x in self.tensors.items() if name.startswith(prefix)}
-        return found["kept.encoder."] or found["model.encoder."]
+        for prefix in ("kept.encoder.", "model.encoder."):
+            found = {name.removeprefix(prefix): x for name, x in self.tensors.items() if name.startswith(prefix)}
+            if found:
+                return found
+        return {}
 
 
 @contextlib.contextmanager

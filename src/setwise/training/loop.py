@@ -254,7 +254,9 @@ def _found(path: Path, recipe: Recipe, seed: int, data: dict[str, Any], resume: 
         )
     different = [name for name, value in data.items() if found.data.get(name, value) != value]
     if different:
-        began, got = (f"{d.get('count', 'some')} of {' x '.join(map(str, d['shape']))}" for d in (found.data, data))
+        began, got = (
+            f"{d.get('count', 'some')} of {' x '.join(map(str, d.get('shape', '?')))}" for d in (found.data, data)
+        )
         raise ValueError(
             f"expected the data that the run in {path.parent} began with ({began}), got others ({got}; their "
             f"{', '.join(different)} differ); give another --out, {see('how-to/errors#resume')}"
