@@ -9,14 +9,16 @@ from dataclasses import replace
 
 import pytest
 import torch
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from setwise.cli import main
 from setwise.experiments import records
+from setwise.experiments import reproduce as module
 from setwise.experiments.jobs import Job, expand
 from setwise.experiments.recipes import recipe as find
 from setwise.experiments.reproduce import estimate, listing, reproduce, work
 from setwise.experiments.runs import splits
+from setwise.training.checkpoint import write_text
 from setwise.training.errors import Interrupted
 
 CPU = torch.device("cpu")
@@ -163,6 +165,37 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(tmp_path, capfd):
         reproduce([replace(jobs[0], recipe=jobs[1].recipe)], results=tmp_path, scratch=tmp_path / "s", device=CPU) == 0
     )
     assert not list(tmp_path.rglob("*.failed"))
+
+
+def test_a_failure_is_told_before_the_run_is_let_go(tmp_path, monkeypatch):
+    (job, *_) = quick(expand("table1", data="digits", seeds=(1,), only=("paper/digits-matching-triplet",)))
+    job = replace(job, recipe=replace(job.recipe, data="nowhere"))
+    lock = job.record(tmp_path).with_suffix(".lock")
+    written = []
+
+    def write(path, text):
+        with pytest.raises(Timeout), FileLock(lock, timeout=0):  # whoever else comes finds it locked
+            pass
+        written.append(path)
+        write_text(path, text)
+
+    monkeypatch.setattr(module, "write_text", write)
+    assert len(work([job], tmp_path, tmp_path / "s", CPU, None)) == 1
+    assert written == list(tmp_path.rglob("*.failed"))
+
+
+def test_what_another_worker_failed_at_while_this_one_came_is_left_alone(tmp_path, monkeypatch):
+    (job, *_) = quick(expand("table1", data="digits", seeds=(1,), only=("paper/digits-matching-triplet",)))
+
+    class Late(FileLock):
+        def __enter__(self):
+            job.record(tmp_path).with_suffix(".failed").write_text("it failed\n")
+            return super().__enter__()
+
+    monkeypatch.setattr(module, "FileLock", Late)
+    assert work([job], tmp_path, tmp_path / "s", CPU, None) == []
+    assert not job.record(tmp_path).exists()
+    assert not list(tmp_path.rglob("*.lock"))
 
 
 def test_a_signal_stops_all_after_a_checkpoint_and_the_same_command_goes_on(tmp_path):

@@ -100,29 +100,35 @@ def work(
         if path.exists() or _failure(path).exists():
             continue
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with FileLock(path.with_suffix(".lock"), timeout=0):
-                if path.exists():
-                    continue
-                folder = scratch / job.name / job.variant / f"seed-{job.seed}"
-                began = time.perf_counter()
-                how = How(device, resume=True, quiet=True)
-                record = run_of(job.recipe)(job.recipe, folder, name=job.name, seed=job.seed, how=how, root=root)
-                record = {"format": records.FORMAT, **record, "variant": job.variant}
-                write_text(path, json.dumps(record) + "\n")
-                if forget:
-                    shutil.rmtree(folder)
-                print(f"{job.name} {job.variant} seed {job.seed}: {time.perf_counter() - began:.1f} s", flush=True)
-            path.with_suffix(".lock").unlink(missing_ok=True)
-        except Timeout:
-            continue
-        except Interrupted:
-            raise
-        except (TrainingError, ValueError, OSError) as error:
-            failed.append(f"{job.name} {job.variant} seed {job.seed}: {error}")
-            print(f"failed: {failed[-1]}", file=sys.stderr, flush=True)
-            write_text(_failure(path), failed[-1] + "\n")
+        lock = path.with_suffix(".lock")
+        with suppress(Timeout):  # another is at it
+            with FileLock(lock, timeout=0):
+                if not path.exists() and not _failure(path).exists():  # another had it until just now
+                    failed += _run(job, path, scratch, device, root, forget)
+            lock.unlink(missing_ok=True)
     return failed
+
+
+def _run(job: Job, path: Path, scratch: Path, device: torch.device, root: Path | None, forget: bool) -> list[str]:
+    """Write the run's record to ``path``, or what went wrong beside it; that, in words."""
+    began = time.perf_counter()
+    who = f"{job.name} {job.variant} seed {job.seed}"
+    folder = scratch / job.name / job.variant / f"seed-{job.seed}"
+    how = How(device, resume=True, quiet=True)
+    try:
+        record = run_of(job.recipe)(job.recipe, folder, name=job.name, seed=job.seed, how=how, root=root)
+        record = {"format": records.FORMAT, **record, "variant": job.variant}
+        write_text(path, json.dumps(record) + "\n")
+        if forget:
+            shutil.rmtree(folder)
+    except Interrupted:
+        raise
+    except (TrainingError, ValueError, OSError) as error:
+        print(f"failed: {who}: {error}", file=sys.stderr, flush=True)
+        write_text(_failure(path), f"{who}: {error}\n")
+        return [f"{who}: {error}"]
+    print(f"{who}: {time.perf_counter() - began:.1f} s", flush=True)
+    return []
 
 
 def _failure(record: Path) -> Path:
