@@ -17,9 +17,10 @@ import setwise as sw
 from setwise import cli
 from setwise.checks import DOCS, see
 from setwise.experiments import records
-from setwise.experiments.claims import _against_control
+from setwise.experiments.claims import _against_control, settings
 from setwise.experiments.collected import collect, groups
 from setwise.experiments.recipes import RECIPES
+from setwise.experiments.statistics import holm
 from setwise.experiments.tables import shown
 from setwise.losses.presets import PRESETS
 
@@ -320,6 +321,16 @@ def test_the_readmes_answer_is_made_of_the_records():
     for base, side in {"triplet": "above", "sparseclr": "above", "nt-logistic": "around"}.items():
         row = next(row for row in large.rows if (row.base, row.term) == (base, "qare"))
         assert large.difference(row, "held_out_accuracy").side == side
+    answers = [row for row in settings([*found.values(), *probes.values()]).rows if row[0] == "QARe helps"]
+    ps = {where: ours.p for _, where, _, ours, _ in answers if ours.p is not None}
+    stay = [where for where, p in zip(ps, holm(list(ps.values())), strict=True) if p < 0.05]
+    assert [where.partition(":")[0] for where in stay] == ["InfoNCE", "SparseCLR"]
+    assert len(ps) == 10
+    assert sum(verdict == "yes" for _, _, verdict, *_ in answers) == 4
+    assert all(where.endswith("10,000") for where in stay)
+    assert "those of InfoNCE and SparseCLR in matching stay after Holm's correction for all ten settings" in (
+        " ".join(said.split())
+    )
 
 
 def test_the_results_page_is_made_of_the_records(tmp_path):

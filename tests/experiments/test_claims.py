@@ -100,8 +100,15 @@ def test_many_settings_are_named_and_corrected_for(keep, found):
     assert said == (
         f"of 8 settings: 4 yes ({stay} after Holm's correction), 4 cannot be told; 1 more with one seed only"
     )
+    assert stay == 4, "as many as were named, so that the lead need not say it"
+    assert lead(found()).startswith("Does QARe help? Yes: SimCLR (")
     assert (least.mean, greatest.mean) == pytest.approx((31 / 30, 31 / 30)), "those that cannot be told do not count"
     assert "cannot be told: 4 of 9 settings; one seed only: 1 of 9 settings" in lead(found())
+    keep("paper/cifar10-conv4-sparseclr", 2, {"probe_accuracy": 0.6})
+    keep("paper/cifar10-conv4-sparseclr-qare", 2, {"probe_accuracy": 0.71})
+    p = ttest_rel([10.0, 11.0], [0, 0]).pvalue
+    assert 5 * p > 0.05 > p
+    assert lead(found()).startswith(f"Does QARe help? Yes ({stay} after Holm's correction): SparseCLR (")
 
 
 def test_safe_weights_are_those_of_the_sweep(keep, found):
@@ -157,6 +164,55 @@ def test_a_point_has_to_be_gained_on_both_encoders(keep, found, conv4, resnet32,
     ((where, said, ours, _),) = told(settings(found()), "A point on both encoders")
     assert (where, said) == ("SimCLR + alignment gap, weight 2: CIFAR-10, released", verdict)
     assert ours.mean == pytest.approx(min(np.mean(conv4), np.mean(resnet32)))
+
+
+def test_a_point_on_both_encoders_is_of_one_recipe(keep, found):
+    for encoder, changes in (("conv4", {"epochs": 50}), ("resnet32", {"drop_last": True})):
+        for seed in (1, 2):
+            name = NAME.replace("conv4", encoder)
+            keep(name, seed, {"probe_accuracy": 0.6}, **changes)
+            keep(f"{name}-qare", seed, {"probe_accuracy": 0.62 + seed / 1000}, **changes)
+    assert told(settings(found()), "A point on both encoders") == []
+    for seed in (1, 2):
+        for end in ("", "-qare"):
+            keep(f"{NAME}{end}", seed, {"probe_accuracy": 0.60}, variant="d", drop_last=True)
+    ((where, *_),) = told(settings(found()), "A point on both encoders")
+    assert where == "SimCLR + QARe: CIFAR-10*, released"
+
+
+def test_less_than_a_point_is_not_corrected_as_if_it_were_below_zero(keep, found):
+    gains = {"gap": (0.1, -0.1, 0.1), "noshift": (0.2, 0.1, 0.1), "center": (1.5, 1.6, 1.7), "qare": (1.2, 1.3, 1.2)}
+    uncertain = (1.0, 2.2, 1.6)  # above zero too, but with a p that four tests are too many for
+    for encoder in ("conv4", "resnet32"):
+        for form, values in gains.items():
+            for seed in (1, 2, 3):
+                name = NAME.replace("conv4", encoder)
+                gain = uncertain[seed - 1] if (encoder, form) == ("conv4", "qare") else values[seed - 1]
+                keep(name, seed, {"probe_accuracy": 0.6})
+                final = {"probe_accuracy": 0.6 + gain / 100}
+                keep(name, seed, final, variant=form, loss=f"ablation/simclr-{form}", beta=1.0)
+    certain, less = (ttest_rel(values, [0, 0, 0]).pvalue for values in (gains["center"], uncertain))
+    assert 4 * certain < 0.05 < 3 * less
+    assert less < 0.05
+    ((said, *_),) = told(claims(found()), "A point on both encoders")
+    assert said == "of 4 settings: 2 yes (1 after Holm's correction), 2 no"
+
+
+def test_what_validation_alone_has_seen_is_not_corrected_for(keep, found):
+    for seed in (1, 2, 3):
+        keep(NAME, seed, {"probe_accuracy": 0.60}, variant="validation", validation=5000)
+        kept = {"validation": 5000, "loss": "ablation/simclr-gap", "beta": 1.0}  # uncertain, and not confirmed
+        keep(NAME, seed, {"probe_accuracy": 0.60 + (0.01, -0.01, 0.01)[seed - 1]}, variant="v-gap", **kept)
+        keep(NAME, seed, {"probe_accuracy": 0.63}, variant="v-cold", validation=5000, loss="ablation/simclr-cold")
+    for encoder in ("conv4", "resnet32"):
+        for seed, gain in ((11, 1.0), (12, 1.4), (13, 0.9)):
+            name = NAME.replace("conv4", encoder)
+            keep(name, seed, {"probe_accuracy": 0.6})
+            keep(name, seed, {"probe_accuracy": 0.6 + gain / 100}, variant="cold", loss="ablation/simclr-cold")
+    p = ttest_rel([1.0, 1.4, 0.9], [0, 0, 0]).pvalue
+    assert 2 * p < 0.05 < 3 * p
+    ((said, *_),) = told(claims(found()), "The ablation's best holds")
+    assert said == "of 3 settings: 2 yes (2 after Holm's correction), 1 seen on validation only"
 
 
 def test_the_ablations_best_is_confirmed_by_fresh_seeds_on_the_test_set_only(keep, found):

@@ -83,6 +83,17 @@ def test_the_picture_has_the_plain_loss_as_a_level(drawn_page, sweep, accuracies
         assert (high - low) / 2 == pytest.approx(accuracies[weight].std(ddof=1))
 
 
+def test_seeds_that_the_sweep_has_not_do_not_move_the_level(drawn_page, sweep, keep, tmp_path):
+    for seed in (11, 12, 13):  # those of `setwise reproduce confirm`
+        keep(NAME, seed, {"probe_accuracy": 0.9})
+    (group,) = groups(collect(tmp_path / "results")[0])
+    (found,) = sweeps(group)
+    assert sweep_table(found).rows == sweep_table(sweep).rows
+    sweep_onto(drawn_page, found)
+    (((_, level), _),) = [series["SimCLR, plain"] for series, _ in drawn_page.drawn.values()]
+    assert level == sweep.plain.mean("probe_accuracy").mean
+
+
 def test_the_safe_weights_are_answered_as_one(sweep, accuracies):
     inside = np.mean([accuracies[weight] for weight in (0.75, 0.875, 1.0, 1.125, 1.25)], axis=0)
     for found, other in ((sweep.against_plain(), None), (sweep.against_zero(), 0.0)):

@@ -182,6 +182,13 @@ def test_every_number_has_its_source(filled, keep):
     assert "6 runs, 60 s of training" in words
 
 
+def test_half_a_letter_in_a_record_is_written_as_its_number(keep, tmp_path):
+    keep("paper/cifar10-conv4-simclr", 1, {"probe_accuracy": 0.5}, about={"hardware": {"name": "GPU \ud800"}})
+    page, *tables = report(tmp_path / "results", tmp_path / "out")
+    assert "GPU &#55296;" in page.read_text(encoding="ascii")
+    assert any(r"GPU \ud800" in path.read_text(encoding="utf-8") for path in tables)
+
+
 def test_hostile_records_stay_words(tree_of, keep, tmp_path):
     about = {
         **{"commit": HOSTILE, "precision": HOSTILE, "command": [HOSTILE], "versions": {HOSTILE: HOSTILE}},

@@ -11,12 +11,14 @@ from scipy.stats import ttest_1samp
 from setwise.experiments.collected import collect, groups
 from setwise.experiments.jobs import expand
 from setwise.experiments.page import Page
+from setwise.experiments.report import make_page
 from setwise.experiments.statistics import MeanStd, PairedDifference
 from setwise.experiments.tables import (
     Table,
     ablation_answer,
     ablation_table,
     bests_of,
+    changes_table,
     classification_table,
     matching_table,
     overview,
@@ -258,6 +260,35 @@ def test_the_ablation_in_words_the_best_first(tmp_path, keep):
     assert "confirmed once, on fresh seeds and the test set" in ablation_answer(group)
 
 
+def test_a_changed_recipe_is_compared_with_the_one_that_has_fewer_changes(tmp_path, keep):
+    name = "released/cifar10-resnet32-simclr"
+    values = {
+        (): (0.75, 0.76, 0.77),
+        (("initial", "xavier"),): (0.765, 0.776, 0.784),  # +1.5, +1.6, +1.4
+        (("epochs", 50),): (0.70, 0.72, 0.71),
+        (("epochs", 50), ("precision", "float32")): (0.71, 0.72, 0.73),
+        (("epochs", 50), ("validation", 5000)): (0.1, 0.1, 0.1),
+    }
+    for changes, accuracies in values.items():
+        for seed, accuracy in enumerate(accuracies, start=1):
+            keep(name, seed, {"probe_accuracy": accuracy}, variant=f"v{len(changes)}-{changes}", **dict(changes))
+    keep(name, 11, {"probe_accuracy": 0.1}, variant="more")
+    found = groups(collect(tmp_path / "results")[0])
+    table = changes_table(found)
+    assert [(row[1], row[2], row[5]) for row in table.rows] == [
+        ("with epochs 50", 3, "the recipe as it is"),
+        ("with epochs 50, precision float32", 3, "with epochs 50"),
+        ("with initial xavier", 3, "the recipe as it is"),
+    ]
+    assert {row[0] for row in table.rows} == {"SimCLR: CIFAR-10, ResNet-32, released*"}
+    assert [row[4].mean for row in table.rows] == pytest.approx([-5.0, 1.0, 1.5]), "seed 11 has no partner"
+    expected = ttest_1samp([1.5, 1.6, 1.4], 0).confidence_interval(0.95)
+    assert (table.rows[2][4].low, table.rows[2][4].high) == pytest.approx((expected.low, expected.high))
+    html = make_page(found, []).html()
+    assert "Recipes with changes" in html
+    assert changes_table([group for group in found if not group.changed]) is None
+
+
 def test_an_ablation_of_one_seed_names_no_best(tmp_path, keep):
     name = "released/cifar10-conv4-simclr"
     keep(name, 1, {"probe_accuracy": 0.5}, variant="validation", validation=5000)
@@ -324,5 +355,5 @@ def test_what_the_quadratic_assignment_adds(tmp_path, keep):
     table = matching_table(only(tmp_path))
     low, high = ttest_1samp([3.0, 1.0], 0).confidence_interval(0.95)
     assert text(table, "InfoNCE", "quadratic adds") == f"+2.00 ({low:+.2f} to {high:+.2f})"
-    assert text(table, "InfoNCE + QARe", "quadratic held-out, difference to plain") == "+5.00 (+5.00 to +5.00)"
+    assert text(table, "InfoNCE + QARe", "quadratic held-out, difference to plain") == "+5.00 (equal in all seeds)"
     assert text(table, "InfoNCE + QARe", "quadratic test, difference to plain") == "+0.00 (+0.00 to +0.00)"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 
 from setwise.experiments.collected import TERMS, Group, Row
 from setwise.experiments.figures import sweeps
@@ -145,18 +147,21 @@ def _false_negatives(found: Sequence[Group]) -> list[Found]:
 
 def _gains_on_both(found: Sequence[Group]) -> list[Found]:
     """Each set-level form that was run on both encoders, by the encoder that it does less for."""
-    forms: dict[tuple[str, str, str], dict[str, PairedDifference]] = {}
+    forms: dict[tuple[str, str, str, str], dict[str, PairedDifference]] = {}
     for group in _probed(found):
         for row in group.rows:
             difference = group.difference(row, "probe_accuracy")
             if difference is not None and group.encoder in BOTH and (group.is_main(row) or row.loss) and row.weight:
-                key = (row.label, group.form, word(group.data) + ("*" if group.changed else ""))
+                key = (row.label, group.form, group.data, group.changed)
                 forms.setdefault(key, {})[group.encoder] = difference
     rows: list[Found] = []
-    for (label, form, data), by_encoder in forms.items():
+    for (label, form, data, changed), by_encoder in forms.items():
         if len(by_encoder) == len(BOTH):
             least = min(by_encoder.values(), key=lambda difference: difference.mean)
-            rows.append((f"{label}: {data}, {form}", None, least, _reached(by_encoder.values())))
+            ps = [one.p for one in by_encoder.values() if one.p is not None]
+            least = replace(least, p=max(ps) if len(ps) == len(BOTH) else None)  # both have to be above zero
+            where = f"{label}: {word(data)}{'*' if changed else ''}, {form}"
+            rows.append((where, None, least, _reached(by_encoder.values())))
     return rows
 
 
@@ -274,7 +279,8 @@ def _said(answers: Sequence[Found]) -> str:
         if mine and verdict in TOLD:
             names = [f"{where.replace(': ', ' (', 1)}) {shown(ours)}" for where, _, ours, _ in mine[:NAMED]]
             more = f" and {len(mine) - NAMED} more" if len(mine) > NAMED else ""
-            parts.append(f"{verdict}: {', '.join(names)}{more}")
+            corrected = _corrected(answers, verdict, fewer_than=len(mine))
+            parts.append(f"{verdict}{corrected}: {', '.join(names)}{more}")
         elif mine:
             parts.append(f"{verdict}: {len(mine)} of {len(answers)} settings" if len(answers) > 1 else verdict)
     words = "; ".join(parts) or NO_RUNS
@@ -299,13 +305,18 @@ def _counted(answers: Sequence[Found]) -> str:
     return f"of {len(known)} settings: {', '.join(parts)}{more}"
 
 
-def _corrected(answers: Sequence[Found], verdict: str) -> str:
-    """How many of those that can be told stay so after Holm's correction for all that were tested."""
+def _corrected(answers: Sequence[Found], verdict: str, fewer_than: float = math.inf) -> str:
+    """How many of those that can be told stay so after Holm's correction for all that were tested, if so few do.
+
+    Nothing where a verdict is of another test than the one against zero: less than a point is not below zero.
+    """
     if verdict not in TOLD:
         return ""
-    tests = [(ours.p, said) for *_, ours, said in answers if isinstance(ours, PairedDifference) and ours.p is not None]
+    tests = [(ours, said) for *_, ours, said in answers if isinstance(ours, PairedDifference) and said != UNCONFIRMED]
+    tests = [(ours, said) for ours, said in tests if ours.p is not None]
     mine = [i for i, (_, said) in enumerate(tests) if said == verdict]
-    if not mine or len(tests) < 2:
+    if not mine or len(tests) < 2 or any(VERDICTS[tests[i][0].side] != verdict for i in mine):
         return ""
-    adjusted = holm([p for p, _ in tests])
-    return f" ({sum(adjusted[i] < LEVEL for i in mine)} after Holm's correction)"
+    adjusted = holm([ours.p for ours, _ in tests if ours.p is not None])
+    stay = sum(adjusted[i] < LEVEL for i in mine)
+    return f" ({stay} after Holm's correction)" if stay < fewer_than else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -53,9 +53,15 @@ class Sweep:
 
 
 def sweeps(group: Group) -> list[Sweep]:
-    """The sweeps over QARe's weight in a group."""
-    bases = dict.fromkeys(row.base for row in group.rows)
-    return [Sweep(group, rows, group.plain(base)) for base in bases if (rows := group.sweep(base))]
+    """The sweeps over QARe's weight in a group, with the plain loss of their seeds: others would move its line."""
+    found = []
+    for base in dict.fromkeys(row.base for row in group.rows):
+        if rows := group.sweep(base):
+            seeds = {seed for row in rows.values() for seed in row.runs}
+            plain = group.plain(base)
+            runs = {seed: run for seed, run in plain.runs.items() if seed in seeds}
+            found.append(Sweep(group, rows, replace(plain, runs=runs)))
+    return found
 
 
 def sweep_table(sweep: Sweep) -> Table:

@@ -17,7 +17,7 @@ from setwise.experiments.page import Page
 from setwise.experiments.paper_numbers import word
 from setwise.experiments.spectra import looks_table, spectra_onto
 from setwise.experiments.statistics import number
-from setwise.experiments.tables import Table, ablation_answer, ablation_table, is_ablation, tables_of
+from setwise.experiments.tables import Table, ablation_answer, ablation_table, changes_table, is_ablation, tables_of
 from setwise.training.checkpoint import replacing
 
 LONGEST = 120  # of a file's name: file systems take 255 bytes
@@ -46,7 +46,7 @@ def report(results: Path, out: Path) -> list[Path]:
         for end, text in (("md", table.markdown()), ("csv", table.csv())):
             files.append(out / f"{name}.{end}")
             with replacing(files[-1]) as temporary:
-                temporary.write_text(text, encoding="utf-8")
+                temporary.write_text(text, encoding="utf-8", errors="backslashreplace")  # JSON may hold half a letter
     page.write(files[0])
     return files
 
@@ -60,6 +60,7 @@ def all_tables(found: Sequence[Group], timed: Sequence[Timing] = ()) -> list[Tab
         *tables_of(found),
         *(sweep_table(sweep) for group in found for sweep in sweeps(group)),
         *map(ablation_table, filter(is_ablation, found)),
+        *filter(None, [changes_table(found)]),
         *filter(None, map(looks_table, found)),
         *map(cost_table, timed),
     ]
@@ -80,11 +81,14 @@ def make_page(found: Sequence[Group], aside: Sequence[str], timed: Sequence[Timi
         page.heading("Accuracy against QARe's weight (Figure 2)")
         for sweep in swept:
             sweep_onto(page, sweep)
-    if chosen := [group for group in found if is_ablation(group)]:
+    chosen, changes = [group for group in found if is_ablation(group)], changes_table(found)
+    if chosen or changes:
         page.heading("One thing changed at a time")
         for group in chosen:
             page.text(ablation_answer(group))
             ablation_table(group).onto(page)
+        if changes:
+            changes.onto(page)
     spectra_onto(page, found)
     costs_onto(page, timed)
     if found:

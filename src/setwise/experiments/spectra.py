@@ -97,7 +97,8 @@ def _between(value: object, most: float) -> float | None:
 
 def structures(run: Run) -> dict[float, Structure]:
     """What a run's record holds of it, by epoch."""
-    read = [(number(row.get("epoch")), Structure.read(row.get("structure"))) for row in epochs(run)]
+    looked = [row for row in epochs(run) if "structure" in row]  # few of them
+    read = [(number(row.get("epoch")), Structure.read(row["structure"])) for row in looked]
     return {epoch: found for epoch, found in read if epoch is not None and found != Structure()}
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Literal
 
+EQUAL = 1e-9  # a spread below this share of the mean is rounding
+
 
 @dataclass(frozen=True)
 class MeanStd:
@@ -50,7 +52,9 @@ def paired_difference(a: Mapping[int, float], b: Mapping[int, float], level: flo
         mean ± t(n-1, (1 + level) / 2) · s / √n
 
     s is the sample standard deviation of the n differences. Runs of one seed start from the same weights and see the
-    same batches: as far as a seed is worth the same to both, that drops out. What is left is taken as normal.
+    same batches: as far as a seed is worth the same to both, that drops out. What is left is taken as normal. Equal
+    differences other than zero have no spread to tell by and an infinite interval: accuracies are counts, and those of
+    two seeds agree to the digit by chance in a case of a hundred or so.
     """
     if not 0 < level < 1:
         raise ValueError(f"expected a level between 0 and 1, got {level}")
@@ -60,11 +64,13 @@ def paired_difference(a: Mapping[int, float], b: Mapping[int, float], level: flo
     found = mean_std([a[seed] - b[seed] for seed in seeds])
     if found.std is None:
         return PairedDifference(found.mean, None, None, 1, seeds)
+    if found.mean and found.std <= EQUAL * abs(found.mean):
+        return PairedDifference(found.mean, -math.inf, math.inf, found.n, seeds, 1.0)
     from scipy.special import stdtr, stdtrit
 
     error = found.std / math.sqrt(found.n)
     half = float(stdtrit(found.n - 1, (1 + level) / 2)) * error
-    p = float(2 * stdtr(found.n - 1, -abs(found.mean) / error)) if error else float(found.mean == 0)
+    p = float(2 * stdtr(found.n - 1, -abs(found.mean) / error)) if error else 1.0
     return PairedDifference(found.mean, found.mean - half, found.mean + half, found.n, seeds, p)
 
 

@@ -142,6 +142,30 @@ def tables_of(found: Sequence[Group]) -> list[Table]:
     return matching + overview(found) + [classification_table(group) for group in tested]
 
 
+def changes_table(found: Sequence[Group]) -> Table | None:
+    """What changes of a recipe do, each against the same recipe with fewer of them or none; None without any."""
+    tested = [group for group in found if group.kind == "classification" and not group.validation]
+    rows: list[list[Cell]] = []
+    for group in tested:
+        like = [o for o in tested if (o.form, o.data, o.encoder) == (group.form, group.data, group.encoder)]
+        fewer = [other for other in like if _changes(other) < _changes(group)]
+        for row in group.rows:
+            for other in sorted(fewer, key=lambda other: -len(_changes(other))):
+                same = next((one for one in other.rows if one.label == row.label), Row(row.base, row.term))
+                difference = paired_difference(row.values("probe_accuracy"), same.values("probe_accuracy"))
+                if difference is not None:
+                    cells: list[Cell] = [f"{row.label}: {group.setting}", f"with {group.changed}", len(row.runs)]
+                    fewest = f"with {other.changed}" if other.changed else "the recipe as it is"
+                    rows.append([*cells, row.mean("probe_accuracy"), difference, fewest])
+                    break
+    columns = ("method", "recipe", "n", "probe accuracy", "difference", "compared to")
+    return Table("changes", columns, rows, "Recipes with changes", NOTE, wrap=True) if rows else None
+
+
+def _changes(group: Group) -> set[str]:
+    return set(filter(None, group.changed.split(", ")))
+
+
 def is_ablation(group: Group) -> bool:
     """Whether its runs are for choosing: tested on training images that were kept apart."""
     return group.kind == "classification" and group.validation > 0
@@ -207,6 +231,8 @@ def shown(cell: Cell) -> str:
     if isinstance(cell, PairedDifference):
         if cell.low is None or cell.high is None:
             return f"{cell.mean:+.2f} (one seed)"
+        if math.isinf(cell.low):
+            return f"{cell.mean:+.2f} (equal in all seeds)"
         return f"{cell.mean:+.2f} ({cell.low:+.2f} to {cell.high:+.2f})"
     if isinstance(cell, float):
         return f"{cell:.2f}" if abs(cell) < 100 else f"{cell:,.0f}"
