@@ -268,7 +268,7 @@ def lead(found: Sequence[Group]) -> str:
     said = [f"{question} {_said(these)}." for i, (question, these) in enumerate(answers.items()) if these or i == 0]
     kinds = {group.kind for group in found}
     how = "; an encoder's name means a linear probe, a number of instances that these were matched"
-    return f"{' '.join(said)} ({runs:,} {'run' if runs == 1 else 'runs'}{how if len(kinds) > 1 else ''}.)"
+    return "\n".join(said) + f" ({runs:,} {'run' if runs == 1 else 'runs'}{how if len(kinds) > 1 else ''}.)"
 
 
 def _said(answers: Sequence[Found]) -> str:
@@ -276,7 +276,7 @@ def _said(answers: Sequence[Found]) -> str:
     parts = []
     for verdict in (*VERDICTS.values(), UNCONFIRMED):
         mine = sorted((a for a in answers if a[3] == verdict), key=lambda answer: -abs(answer[2].mean))
-        if mine and verdict in TOLD:
+        if mine and verdict in TOLD and all(_against_zero(answer) for answer in mine):
             names = [f"{where.replace(': ', ' (', 1)}) {shown(ours)}" for where, _, ours, _ in mine[:NAMED]]
             more = f" and {len(mine) - NAMED} more" if len(mine) > NAMED else ""
             corrected = _corrected(answers, verdict, fewer_than=len(mine))
@@ -305,17 +305,20 @@ def _counted(answers: Sequence[Found]) -> str:
     return f"of {len(known)} settings: {', '.join(parts)}{more}"
 
 
-def _corrected(answers: Sequence[Found], verdict: str, fewer_than: float = math.inf) -> str:
-    """How many of those that can be told stay so after Holm's correction for all that were tested, if so few do.
+def _against_zero(answer: Found) -> bool:
+    """Whether the verdict is that of the test against zero: less than a point is not below zero."""
+    *_, ours, verdict = answer
+    return isinstance(ours, PairedDifference) and VERDICTS[ours.side] == verdict
 
-    Nothing where a verdict is of another test than the one against zero: less than a point is not below zero.
-    """
+
+def _corrected(answers: Sequence[Found], verdict: str, fewer_than: float = math.inf) -> str:
+    """How many of those that can be told stay so after Holm's correction for all that were tested, if so few do."""
     if verdict not in TOLD:
         return ""
     tests = [(ours, said) for *_, ours, said in answers if isinstance(ours, PairedDifference) and said != UNCONFIRMED]
     tests = [(ours, said) for ours, said in tests if ours.p is not None]
     mine = [i for i, (_, said) in enumerate(tests) if said == verdict]
-    if not mine or len(tests) < 2 or any(VERDICTS[tests[i][0].side] != verdict for i in mine):
+    if not mine or len(tests) < 2 or not all(map(_against_zero, filter(lambda answer: answer[3] == verdict, answers))):
         return ""
     adjusted = holm([ours.p for ours, _ in tests if ours.p is not None])
     stay = sum(adjusted[i] < LEVEL for i in mine)

@@ -123,7 +123,8 @@ class Page:
         self._parts = [f"<h1>{escape(title)}</h1>"]
         self._ids: set[str] = set()
         if lead:
-            self._parts.append(f'<p class="lead">{escape(lead)}</p>')
+            lines = "".join(f"<p>{escape(line)}</p>" for line in lead.splitlines())
+            self._parts.append(f'<div class="lead">{lines}</div>')
 
     def heading(self, text: str) -> None:
         """Begin a section; its id is made of its words."""
