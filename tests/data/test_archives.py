@@ -56,9 +56,10 @@ def test_honest_archives_come_out_whole(writer, tmp_path, kind):
                 file.writestr(name, content)
         unpack(source, writer)
     else:
-        folder = tarfile.TarInfo("./a")
-        folder.type, folder.mode = tarfile.DIRTYPE, 0o755
-        tar(source, [(folder, b""), *FILES.items()], kind)
+        folders = [tarfile.TarInfo(name) for name in (".", "./a")]  # the first is that of `tar -C folder .`
+        for folder in folders:
+            folder.type, folder.mode = tarfile.DIRTYPE, 0o755
+        tar(source, [*((folder, b"") for folder in folders), *FILES.items()], kind)
         unpack(source, writer)
     assert below(writer.target) == FILES
     assert writer.files == {name: (len(c), hashlib.sha256(c).hexdigest()) for name, c in FILES.items()}

@@ -103,12 +103,21 @@ def test_a_folder_of_pictures(people, tmp_path):
                 if image is not None:
                     Image.fromarray(image).save(folder / f"{p + 1}_{i + 1:04d}_{s:02d}.png")
     (folder / "README.txt").write_text("")
+    (folder / "._1_0001_00.png").write_bytes(b"what macOS leaves beside a picture")
     found = sw.data.load_matched(folder, tmp_path / "root", split="all", size=(32, 16))
     assert set(found.identities) == set(truth(pairs))
     assert_equal(found, truth(pairs), size=(32, 16))
     Image.fromarray(pairs[0][0][0]).save(folder / "1_0001_00.jpg")
     with pytest.raises(DataError, match="expected one picture a shot in .*, got some twice"):
         sw.data.load_matched(folder, tmp_path / "root", split="all")
+
+
+def test_pictures_numbered_otherwise_are_refused(tmp_path):
+    # As torchreid extracts them: PAIR_IDENTITY_VIEW_SHOT from 1. Read as shots, 01 to 05 would be of two cameras.
+    for name in ("1_001_1_01", "1_001_1_05", "1_001_2_06", "1_001_2_10"):
+        Image.new("RGB", (4, 8)).save(tmp_path / f"{name}.png")
+    with pytest.raises(DataError, match=r"with shots 00 to 09 in .*, got 1_001_2_10.png; rename all of them so that"):
+        sw.data.load_matched(tmp_path, tmp_path / "root", split="all")
 
 
 def test_check_tells_how_many_identities_there_are(people, write_mat, tmp_path, capsys, monkeypatch):

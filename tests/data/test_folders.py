@@ -177,6 +177,24 @@ def test_a_decoding_that_fails_leaves_no_cache(small_tiny, tmp_path):
     assert len(sw.data.load(small_tiny, tmp_path / "root")) == 12
 
 
+@pytest.mark.parametrize("kind", ["tiny-imagenet", "cuhk-03.mat"])
+def test_a_full_disk_is_said_to_be_one(small_tiny, write_mat, tmp_path, kind):
+    resource = pytest.importorskip("resource")
+    source, load = small_tiny, sw.data.load
+    if kind == "cuhk-03.mat":
+        source, load = tmp_path / kind, sw.data.load_matched
+        write_mat(source, {"labeled": [[[np.zeros((4, 3, 3), np.uint8)] * 10]] * 5})
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, before[1]))  # less than the images need
+    try:
+        with pytest.raises(OSError, match=r"expected to keep decoded images in .*\.decoded, got: .*is the disk full\?"):
+            load(source, tmp_path / "root")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [p.name for p in (tmp_path / "root" / ".decoded").iterdir() if p.is_dir()] == []
+    assert len(load(source, tmp_path / "root"))
+
+
 def test_an_image_of_another_size_is_not_resized(small_tiny, tmp_path):
     Image.new("RGB", (32, 64)).save(small_tiny / "val" / "images" / "val_2.JPEG")
     with pytest.raises(DataError, match=r"val_2.JPEG to be 64x64 .* got 64x32; fetch the data set again"):

@@ -59,7 +59,9 @@ def test_every_source_installs_the_same(packed, server, tmp_path, kind):
     assert not list(root.glob(".downloads/*")), "the download is not kept"
     assert not (root / ".cifar10-partial").exists()
     assert sw.data.check("cifar10", root).problems == []
-    # Installed is installed: the source is not looked at again.
+    # Installed is installed: the source is not looked at again, and nothing is written.
+    (root / ".cifar10.lock").unlink()
+    (root / ".cifar10.lock").mkdir()  # cannot be opened, not even by root
     assert sw.data.fetch("cifar10", root, tmp_path / "nowhere") == place
 
 
@@ -156,6 +158,8 @@ def test_cuhk03_needs_a_file_given_by_hand(write_mat, tmp_path):
         sw.data.fetch("cuhk03", tmp_path / "root")
     mat = tmp_path / "mine.mat"
     write_mat(mat, {"labeled": [[[np.full((4, 3, 3), p, np.uint8)] * 10] for p in range(5)]})
+    with pytest.raises(DataError, match=f"mine.mat with MD5 {'0' * 32}, got {md5(mat)}"):
+        sw.data.fetch("cuhk03", tmp_path / "root", mat, md5="0" * 32)
     place = sw.data.fetch("cuhk03", tmp_path / "root", mat)
     assert (place / "cuhk-03.mat").read_bytes() == mat.read_bytes()
     assert len(sw.data.load_matched("cuhk03", tmp_path / "root", split="all")) == 5

@@ -180,6 +180,11 @@ def test_fallback_is_the_central_crop(size, expected):
     assert fallback_box(size, (3 / 4, 4 / 3)) == expected
 
 
+def test_fallback_has_at_least_one_pixel():
+    assert fallback_box((32, 4), (16, 16)) == (15, 0, 1, 4)
+    assert fallback_box((4, 32), (1 / 16, 1 / 16)) == (0, 15, 4, 1)
+
+
 def test_ten_tries_that_do_not_fit():
     # Twice as wide as high is asked for and the whole area: nothing fits into a square but half of it.
     views = Views(crop="resized", area=(1.0, 1.0), aspect=(2.0, 2.0))

@@ -64,8 +64,9 @@ class Writer:
         return path
 
     def folder(self, name: str) -> None:
-        """Make a folder."""
-        self._make(self.target / self.place(name), name)
+        """Make a folder; "." is the target itself, with which ``tar -C folder .`` begins."""
+        if PurePosixPath(name).parts:
+            self._make(self.target / self.place(name), name)
 
     def file(self, name: str, stream: Readable, declared: int) -> None:
         """Copy one file; the size that counts is the number of bytes that come."""

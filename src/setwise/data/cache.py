@@ -89,7 +89,12 @@ def _kept(place: Path, key: str, names: tuple[str, ...], build: Callable[[Path],
     partial.mkdir()
     try:
         build(partial)
+        for file in partial.iterdir():  # to the disk before it gets its final name, as in source.py
+            with file.open("r+b") as stream:
+                os.fsync(stream.fileno())
         os.replace(partial, place)
+    except OSError as error:  # what is wrong with an image is a DataError
+        raise OSError(f"expected to keep decoded images in {place.parent}, got: {error}; is the disk full?") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return _complete(place, names)

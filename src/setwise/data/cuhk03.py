@@ -17,7 +17,7 @@ import torch
 from setwise.checks import check_option, see
 from setwise.data import cuhk03_mat
 from setwise.data.cache import cached
-from setwise.data.decode import read_images
+from setwise.data.decode import is_image, read_images
 from setwise.data.errors import DataError
 from setwise.data.folder import is_folder
 from setwise.data.sets import DEFAULT_MEAN, DEFAULT_STD, PADDING, ImageSet, MatchedSet
@@ -28,12 +28,13 @@ SPLITS = ("train", "val", "test", "all")
 SIZE = (128, 64)  # height, width
 MAT = "cuhk-03.mat"
 PICTURE = re.compile(r"(?P<identity>.+)_0(?P<shot>[0-9])\.(jpg|jpeg|png)", re.IGNORECASE)
+TOO_HIGH = re.compile(r".+_[1-9][0-9]")  # a shot, counted from 1 or for all cameras
 SHOTS_PER_VIEW = cuhk03_mat.SHOTS_PER_VIEW
 CONVERSION_LIMIT = 3600  # seconds; 28,000 small images take minutes
 
 
 def find(path: Path) -> Path | None:
-    """The .mat file, or the folder of pictures IDENTITY_SHOT.jpg, at or directly below ``path``."""
+    """The .mat file at or below ``path``, or ``path`` itself if pictures IDENTITY_SHOT.jpg are in it."""
     if path.is_file():
         return path if path.suffix == ".mat" else None
     for place in (path / MAT, path / "cuhk03_release" / MAT):
@@ -84,6 +85,7 @@ def _decoded(
         )
     else:
         pictures = _pictures(place)
+        _check_shots(place)
         images, table, names = cached(
             root,
             f"cuhk03-{size[0]}x{size[1]}-{where}",
@@ -144,7 +146,18 @@ def _matched(images: torch.Tensor, table: npt.NDArray[np.int64], names: list[str
 
 
 def _pictures(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if PICTURE.fullmatch(path.name))
+    return sorted(path for path in folder.iterdir() if is_image(path) and PICTURE.fullmatch(path.name))
+
+
+def _check_shots(folder: Path) -> None:
+    """Raise if pictures are numbered otherwise: shots counted from 1 would be taken for the wrong camera's."""
+    for path in folder.iterdir():
+        if is_image(path) and TOO_HIGH.fullmatch(path.stem):
+            raise DataError(
+                f"expected pictures IDENTITY_SHOT.jpg with shots 00 to 09 in {folder}, got {path.name}; "
+                "rename all of them so that 00 to 04 are one camera's and 05 to 09 the other's, "
+                + see("how-to/your-data#cuhk-03")
+            )
 
 
 def _decode(pictures: list[Path], size: tuple[int, int], partial: Path) -> None:
@@ -180,4 +193,6 @@ def _convert(mat: Path, boxes: Boxes, size: tuple[int, int], partial: Path) -> N
     else:
         if done.returncode == 0:
             return
+        if done.returncode == cuhk03_mat.UNWRITTEN:
+            raise OSError(said)
     raise DataError(f"expected {mat} to be the official {MAT} (MATLAB v7.3), got: {said}; copy or download it again")

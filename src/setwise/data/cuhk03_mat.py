@@ -2,7 +2,7 @@
 
 The HDF5 library is C code that trusts the file. A damaged one may take it down or keep it busy for ever; then this
 process ends, and not the one that wanted the images. It is run as a file and imports nothing of the package, which
-would cost it seconds. Exit status 3 and one line on stderr say what is wrong with the file.
+would cost it seconds. Exit status 3 and one line on stderr say what is wrong with the file, 4 with writing to OUT.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PAIRS, SHOTS, SHOTS_PER_VIEW = 5, 10, 5
 LARGEST = 4096  # pixels of a side; the real ones have a few hundred
 MOST_IDENTITIES = 10_000  # of a camera pair; the real ones have up to 843
 MEMORY = 8 * 2**30
-REFUSED = 3
+REFUSED, UNWRITTEN = 3, 4
 
 
 class Refused(Exception):
@@ -84,8 +84,8 @@ def images(file: Any, boxes: str) -> list[tuple[int, int, int, Any]]:
     return found
 
 
-def convert(mat: Path, boxes: str, size: tuple[int, int], out: Path) -> None:
-    """Write images.npy [M, 3, H, W], table.npy (identity, view, shot) [M, 3] and names.npy (identities) to ``out``."""
+def convert(mat: Path, boxes: str, size: tuple[int, int]) -> dict[str, Any]:
+    """Arrays: images [M, 3, H, W], table (identity, view, shot) [M, 3] and names (identities)."""
     import h5py
     from PIL import Image
 
@@ -93,15 +93,14 @@ def convert(mat: Path, boxes: str, size: tuple[int, int], out: Path) -> None:
         found = images(file, boxes)
         keys = sorted({(pair, identity) for pair, identity, _, _ in found})
         number = {key: k for k, key in enumerate(keys)}
-        pixels = np.lib.format.open_memmap(out / "images.npy", mode="w+", dtype=np.uint8, shape=(len(found), 3, *size))
+        pixels = np.empty((len(found), 3, *size), np.uint8)
         table = np.empty((len(found), 3), np.int64)
         for k, (pair, identity, shot, reference) in enumerate(found):
             picture = Image.fromarray(np.ascontiguousarray(file[reference][()].T))  # [3, W, H] -> [H, W, 3]
             pixels[k] = np.asarray(picture.resize(size[::-1], Image.Resampling.BILINEAR)).transpose(2, 0, 1)
             table[k] = number[pair, identity], shot // SHOTS_PER_VIEW, shot % SHOTS_PER_VIEW
-        pixels.flush()
-    np.save(out / "table.npy", table)
-    np.save(out / "names.npy", np.array([f"{pair + 1}_{identity + 1:04d}" for pair, identity in keys]))
+    names = np.array([f"{pair + 1}_{identity + 1:04d}" for pair, identity in keys])
+    return {"images": pixels, "table": table, "names": names}
 
 
 def main() -> None:
@@ -114,11 +113,17 @@ def main() -> None:
     except (ImportError, ValueError, OSError):
         pass  # no such limit on this system
     try:
-        convert(Path(mat), boxes, (int(height), int(width)), Path(out))
+        arrays = convert(Path(mat), boxes, (int(height), int(width)))
     except Exception as error:  # h5py turns what the C library reports into whatever type seems near
         message = str(error) if isinstance(error, Refused) else f"{type(error).__name__}: {error}"
         print(message.replace("\n", " ")[:500], file=sys.stderr)
         sys.exit(REFUSED)
+    try:
+        for name, array in arrays.items():
+            np.save(Path(out) / f"{name}.npy", array)
+    except OSError as error:
+        print(error, file=sys.stderr)
+        sys.exit(UNWRITTEN)
 
 
 if __name__ == "__main__":

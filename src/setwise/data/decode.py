@@ -61,14 +61,8 @@ def to_array(image: Any, size: tuple[int, int] | None) -> npt.NDArray[np.uint8]:
     return np.asarray(image, np.uint8)
 
 
-def read_images(
-    paths: Sequence[Path],
-    size: tuple[int, int] | None,
-    out: npt.NDArray[np.uint8] | None = None,
-    *,
-    exact: bool = False,
-) -> npt.NDArray[np.uint8]:
-    """All images as uint8 [N, 3, H, W], into ``out`` if given.
+def read_images(paths: Sequence[Path], size: tuple[int, int] | None, *, exact: bool = False) -> npt.NDArray[np.uint8]:
+    """All images as uint8 [N, 3, H, W].
 
     Without ``size`` they must all be as large as the first one; with ``exact`` they must be of ``size`` already.
     """
@@ -77,8 +71,7 @@ def read_images(
         if not paths:
             raise DataError("expected at least one image, got none; nothing says how large they are")
         size = read_image(paths[0]).shape[:2]
-    if out is None:
-        out = np.empty((len(paths), 3, *size), np.uint8)
+    out = np.empty((len(paths), 3, *size), np.uint8)
     bar, progress = progress_bar(len(paths) >= SHOW_PROGRESS_FROM)
     with bar:
         task = progress.add_task("decoding images", total=len(paths)) if progress else None

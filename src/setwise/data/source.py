@@ -59,9 +59,11 @@ def fetch(
     from filelock import FileLock
 
     place = where / name
+    if (place / MANIFEST).is_file() and not force:  # without a lock: a root may be shared and not to be written
+        return place
     where.mkdir(parents=True, exist_ok=True)
     with FileLock(where / f".{name}.lock"):
-        if (place / MANIFEST).is_file() and not force:
+        if (place / MANIFEST).is_file() and not force:  # another process just did it
             return place
         if place.exists() and not (place / MANIFEST).is_file():
             raise DataError(
@@ -109,12 +111,13 @@ def _install(entry: Entry, source: Path, place: Path, md5: str | None) -> None:
         writer = Writer(partial, entry.most_bytes, entry.most_files, source)
         if source.is_dir():
             copy_folder(source, writer)
-        elif source.suffix == ".mat" and entry.name == "cuhk03":
-            with source.open("rb") as stream:
-                writer.file("cuhk-03.mat", stream, source.stat().st_size)
         else:
             _check_md5(entry, source, md5)
-            unpack(source, writer)
+            if source.suffix == ".mat" and entry.name == "cuhk03":
+                with source.open("rb") as stream:
+                    writer.file("cuhk-03.mat", stream, source.stat().st_size)
+            else:
+                unpack(source, writer)
         try:
             verify(entry.name, partial)
         except DataError as error:
@@ -147,7 +150,7 @@ def _flush(folder: Path, files: list[str]) -> None:
         os.sync()
         return
     for file in files:
-        with (folder / file).open("rb") as stream:
+        with (folder / file).open("r+b") as stream:  # not "rb": Windows flushes only what may be written
             os.fsync(stream.fileno())
     for place in {(folder / file).parent for file in files}:
         _flush_folder(place)

@@ -38,12 +38,9 @@ def load(folder: Path, split: str, root: Path) -> ImageSet:
     check_option(split, SPLITS, "split")
     split = "train" if split == "train" else "val"
     paths, labels, classes = listing(folder, split)
-    shape = (len(paths), 3, *SIZE)
 
     def build(partial: Path) -> None:
-        out = np.lib.format.open_memmap(partial / "images.npy", mode="w+", dtype=np.uint8, shape=shape)
-        read_images(paths, SIZE, out, exact=True)
-        out.flush()
+        np.save(partial / "images.npy", read_images(paths, SIZE, exact=True))
 
     where = hashlib.sha256(str(paths[0].resolve()).encode(errors="surrogateescape")).hexdigest()[:8]
     (images,) = cached(root, f"tiny-imagenet-{split}-{where}", paths, ("images",), build)

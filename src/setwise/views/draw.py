@@ -50,9 +50,9 @@ def fallback_box(size: tuple[int, int], aspect: tuple[float, float]) -> tuple[in
     """The central crop that takes the place of ten that did not fit: as much of the image as its aspect allows."""
     height, width = size
     if width / height < aspect[0]:
-        h, w = round(width / aspect[0]), width
+        h, w = max(1, round(width / aspect[0])), width
     elif width / height > aspect[1]:
-        h, w = height, round(height * aspect[1])
+        h, w = height, max(1, round(height * aspect[1]))
     else:
         h, w = height, width
     return (height - h) // 2, (width - w) // 2, h, w
