@@ -22,6 +22,13 @@ def test_pairwise_equals_scipy(views, similarity, dtype):
     torch.testing.assert_close(scores(z_a, z_b, similarity=similarity), sign * got)
 
 
+def test_an_unknown_name_is_not_taken_for_euclidean(views):
+    z_a, z_b = views(4, 3)
+    for function in (scores, pairwise, lambda a, _, **options: intra_factor(a, **options)):
+        with pytest.raises(ValueError, match="expected similarity to be one of .* got 'cosin'; did you mean 'cosine'"):
+            function(z_a, z_b, similarity="cosin")
+
+
 @pytest.mark.parametrize("similarity", ["cosine", "euclidean", "sqeuclidean"])
 def test_gradients(views, similarity):
     z_a, z_b = views(4, 3)

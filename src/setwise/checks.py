@@ -125,9 +125,8 @@ def check_same_kind(x: Tensor, name: str, other: Tensor, other_name: str) -> Non
 
 def check_embeddings(z_a: Tensor, z_b: Tensor, extra: Tensor | None = None) -> None:
     """Raise unless ``z_a`` and ``z_b`` are [N, E] alike, N, E >= 1, and ``extra`` is [M, E] of their kind."""
-    for z, name in ((z_a, "z_a"), (z_b, "z_b"), (extra, "extra_negatives")):
-        if z is None:
-            continue
+    given = [(z_a, "z_a"), (z_b, "z_b")] if extra is None else [(z_a, "z_a"), (z_b, "z_b"), (extra, "extra_negatives")]
+    for z, name in given:
         check_floating(z, name)
         if z.ndim != 2:
             raise ValueError(

@@ -71,6 +71,7 @@ def normalize(z: Tensor, *, append: float | None = None) -> Tensor:
 
 def prepare(*z: Tensor, similarity: Similarity) -> tuple[Tensor, ...]:
     """What is done once to every row before any two are compared: precision, and length for cosine."""
+    check_similarity(similarity)  # a name that no branch below knows would be taken for Euclidean
     z = tuple(full_precision(x) for x in z)
     return tuple(normalize(x) for x in z) if similarity == "cosine" else z
 

@@ -44,6 +44,13 @@ def test_bad_costs():
         sw.assignment.solve_linear(torch.tensor([[0.0, float("nan")], [1.0, 2.0]]))
 
 
+def test_the_default_device_does_not_matter():
+    z, shifted = torch.eye(4), torch.eye(4).roll(1, 0)
+    with torch.device("meta"):  # as torch.set_default_device does; what is made there by mistake has no numbers
+        assert sw.matching_accuracy(z, z) == 1.0
+        assert sw.assignment.solve_linear(shifted, maximize=True).tolist() == [3, 0, 1, 2]
+
+
 def test_a_collapsed_encoder_is_not_perfect():
     """All costs are equal: the identity is one optimum of many, and nothing says that it is the true one."""
     z = torch.ones(200, 4)

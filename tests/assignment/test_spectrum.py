@@ -182,6 +182,7 @@ def awkward_matrices(n: int) -> dict[str, Tensor]:
         "rank 5 on the diagonal": ((steps < 5) / 3).double().diag(),
         "geometric": turned(0.5**steps),
         "cluster": turned(1 + 1e-6 * steps),
+        "one value and little noise": turned((steps == 0).double()) + 1e-10 * noise,
         "dominant": turned(torch.where(steps == 0, 1000.0, steps / n)),
         "random": noise,
     }

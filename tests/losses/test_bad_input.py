@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import setwise as sw
+from setwise.losses.controls import FrobeniusProduct, StructuralDifference
 
 PAIR_LOSSES = [
     sw.InfoNCE(),
@@ -17,6 +18,8 @@ PAIR_LOSSES = [
     sw.AssignmentLoss(),
     sw.QARe(),
     sw.SetContrastive(sw.NTXent()),
+    FrobeniusProduct(),
+    StructuralDifference(),
     sw.matching_accuracy,
 ]
 
@@ -43,6 +46,8 @@ def with_value(value: float) -> torch.Tensor:
         (good().long(), good().long(), r"expected z_a of a floating-point dtype, got torch.int64; convert it"),
         (good(), good().double(), "expected z_b of dtype torch.float32 like z_a, got torch.float64"),
         (good().numpy(), good(), "expected z_a to be a torch.Tensor, got ndarray; torch.as_tensor"),
+        (None, good(), "expected z_a to be a torch.Tensor, got NoneType"),
+        (good(), None, "expected z_b to be a torch.Tensor, got NoneType"),
         (with_value(float("nan")), good(), "expected z_a to be finite, got 1 NaN or infinite of 12 values; look for"),
         (good(), with_value(float("inf")), "expected z_b to be finite"),
     ],
@@ -97,6 +102,7 @@ def test_extra_negatives(loss):
         (lambda: sw.QARe(spectrum="top"), "expected spectrum to be one of"),
         (lambda: sw.QARe(spectrum="topk"), 'expected k .a positive integer. with spectrum="topk"'),
         (lambda: sw.QARe(k=3), 'expected k .a positive integer. with spectrum="topk"'),
+        (lambda: sw.QARe(spectrum="topk", k=3, reference="truth"), 'with reference="truth", got "topk"'),
         (lambda: sw.QARe(reference="gt"), "expected reference to be one of"),
         (lambda: sw.QARe(normalization="n"), "expected normalization to be one of"),
         (lambda: sw.QARe(similarity="euclidean", spectrum="lowrank"), "Euclidean distances have full rank"),

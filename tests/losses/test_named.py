@@ -250,6 +250,23 @@ def test_leading_eigenvalues_without_gradients_and_with_them_again(views):
     check_without_gradients(sw.QARe(similarity="euclidean", spectrum="topk", k=2), *views(64, 4))
 
 
+def test_leading_eigenvalues_with_another_default_device(views):
+    loss, (z_a, z_b) = sw.QARe(similarity="euclidean", spectrum="topk", k=2), views(64, 4)
+    expected = loss(z_a, z_b)
+    _random_block.cache_clear()
+    with torch.device("meta"):
+        torch.testing.assert_close(loss(z_a, z_b), expected)
+
+
+def test_an_export_leaves_nothing_behind_in_the_process(views):
+    loss, (z_a, z_b) = sw.QARe(similarity="euclidean", spectrum="topk", k=2), views(64, 4)
+    expected = loss(z_a, z_b)
+    _random_block.cache_clear()
+    exported = torch.export.export(loss, (z_a.detach(), z_b.detach())).module()
+    for found in (loss(z_a, z_b), exported(z_a.detach(), z_b.detach())):
+        torch.testing.assert_close(found.detach(), expected.detach())
+
+
 @pytest.mark.parametrize("loss", LOSSES, ids=repr)
 class TestEveryLoss:
     def test_half_precision_and_autocast_agree_with_float64(self, views, loss):

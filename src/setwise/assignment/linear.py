@@ -40,7 +40,7 @@ def solve_linear(cost: Tensor, *, maximize: bool = False) -> Tensor:
     if n > m:
         raise ValueError(f"expected cost with at least as many columns as rows, got {(n, m)}; pass cost.mT")
     problems = cost.detach().reshape(-1, n, m).to("cpu", torch.float64).numpy()
-    columns = torch.empty(len(problems), n, dtype=torch.long)
+    columns = torch.empty(len(problems), n, dtype=torch.long, device="cpu")
     for k, problem in enumerate(problems):
         columns[k] = torch.from_numpy(best_columns(problem, maximize=maximize))
     return columns.reshape(*batch, n).to(cost.device)
@@ -60,6 +60,7 @@ def matching_accuracy(z_a: Tensor, z_b: Tensor, *, similarity: Similarity = "euc
     """
     check_embeddings(z_a, z_b)
     check_similarity(similarity)
-    order = torch.randperm(len(z_b), generator=torch.Generator().manual_seed(0)).to(z_b.device)
+    # On the CPU, where the generator is, also with torch.set_default_device.
+    order = torch.randperm(len(z_b), generator=torch.Generator().manual_seed(0), device="cpu").to(z_b.device)
     partner = order[solve_linear(scores(z_a, z_b[order], similarity=similarity), maximize=True)]
     return (partner == torch.arange(len(partner), device=partner.device)).double().mean().item()

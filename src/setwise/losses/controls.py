@@ -10,13 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from setwise.checks import check_embeddings, check_number
-from setwise.similarity import Similarity, check_similarity, full_precision, pairwise
-
-
-def _matrices(z_a: Tensor, z_b: Tensor, similarity: Similarity) -> tuple[Tensor, Tensor]:
-    check_embeddings(z_a, z_b)
-    z_a, z_b = full_precision(z_a), full_precision(z_b)
-    return pairwise(z_a, z_a, similarity=similarity), pairwise(z_b, z_b, similarity=similarity)
+from setwise.similarity import Similarity, check_similarity, pairwise
 
 
 def frobenius_product(z_a: Tensor, z_b: Tensor, *, similarity: Similarity = "cosine", shift: float = 1.0) -> Tensor:
@@ -26,8 +20,9 @@ def frobenius_product(z_a: Tensor, z_b: Tensor, *, similarity: Similarity = "cos
         >>> sw.losses.controls.frobenius_product(torch.eye(4), torch.eye(4)), sw.QARe()(torch.eye(4), torch.eye(4))
         (tensor(1.7500), tensor(1.7500))
     """
+    check_embeddings(z_a, z_b)
     with torch.autocast(z_a.device.type, enabled=False):
-        s_a, s_b = _matrices(z_a, z_b, similarity)
+        s_a, s_b = (pairwise(z, z, similarity=similarity) for z in (z_a, z_b))
         product: Tensor = (shift + s_a).norm() * (shift + s_b).norm()
         return product / len(z_a) ** 2
 
@@ -39,8 +34,9 @@ def structural_difference(z_a: Tensor, z_b: Tensor, *, similarity: Similarity = 
         >>> sw.losses.controls.structural_difference(torch.eye(4), 2 * torch.eye(4))  # cosine knows no lengths
         tensor(0.)
     """
+    check_embeddings(z_a, z_b)
     with torch.autocast(z_a.device.type, enabled=False):
-        s_a, s_b = _matrices(z_a, z_b, similarity)
+        s_a, s_b = (pairwise(z, z, similarity=similarity) for z in (z_a, z_b))
         return 0.5 * (s_a - s_b).square().mean()
 
 

@@ -124,13 +124,13 @@ def qare(
     where the paper's term is a uniformity penalty.
 
     ``spectrum``: "dense" O(N³); "lowrank" exact, O(N E² + E³), cosine and squared Euclidean; "topk" the k leading
-    eigenvalues of each end and the mean for the others (``assignment.spectrum.leading_error`` bounds the error);
-    "auto" the cheapest exact one. ``shift`` is added to every similarity (default 1 for cosine, 0 for distances),
-    ``clamp`` bounds them from below before that; the released code clamps at 1e-8 and divides by N(N-1), see
-    ``presets``. ``center`` takes the mean of each set off its items first, so that it is how they differ that is
-    compared: for features that lie to one side of the origin, such as those behind a ReLU. Value and gradient are
-    float32 at least, also under autocast. ``peers``: over the batches of many processes together, with a message that
-    does not grow with N for cosine and the eigenvalue bound.
+    eigenvalues of each end and the mean for the others (``assignment.spectrum.leading_error`` bounds the error), but
+    not with a reference, which leaves nothing out; "auto" the cheapest exact one. ``shift`` is added to every
+    similarity (default 1 for cosine, 0 for distances), ``clamp`` bounds them from below before that; the released code
+    clamps at 1e-8 and divides by N(N-1), see ``presets``. ``center`` takes the mean of each set off its items first, so
+    that it is how they differ that is compared: for features that lie to one side of the origin, such as those behind a
+    ReLU. Value and gradient are float32 at least, also under autocast. ``peers``: over the batches of many processes
+    together, with a message that does not grow with N for cosine and the eigenvalue bound.
 
     Examples:
         >>> spread, collapsed = torch.eye(4), torch.ones(4, 4)
@@ -164,7 +164,7 @@ def qare(
             z = peers.gather(z.transpose(0, 1)).transpose(0, 1)
             factor = None if factor is None else intra_factor(z, similarity=similarity, shift=shift)
         # Leading eigenvalues of the plain distances alone need no graph over N² entries.
-        plain = similarity == "euclidean" and bound == "eigenvalue" and reference == "none" and not shift
+        plain = similarity == "euclidean" and bound == "eigenvalue" and not shift
         if k is not None and plain and clamp is None and leading_fits(n, k):
             value = -ordered_dot(compress_euclidean(z, k), largest=False)
         elif factor is None:
@@ -273,6 +273,11 @@ def check_qare_options(
         raise ValueError(
             f'expected k (a positive integer) with spectrum="topk" and only there, got {k!r}, {spectrum!r}; '
             + see("how-to/large-batches#eigenvalues")
+        )
+    if k is not None and reference == "truth":
+        raise ValueError(
+            'expected spectrum "auto", "dense" or "lowrank" with reference="truth", got "topk": the eigenvalues that '
+            "it leaves out would count as a gap below zero, which learning widens"
         )
     if shift is not None:
         check_number(shift, "shift")
