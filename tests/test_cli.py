@@ -9,7 +9,9 @@ import pytest
 from PIL import Image
 
 from setwise import demo
+from setwise.bench.step import RECIPES, _steps_of_run
 from setwise.cli import main
+from setwise.experiments.recipes import recipe
 
 
 def test_demo_learns_and_leaves_a_page(tmp_path, capsys, monkeypatch):
@@ -164,6 +166,26 @@ def test_bench_qare_measures_and_draws(tmp_path):
     assert record["terms"]["ms"]["dense"] > 20 * record["terms"]["ms"]["lowrank"]
     assert record["terms"]["euclidean_top8_relative_error"] < 0.05
     assert (tmp_path / "bench-qare.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_bench_says_before_it_measures_what_it_cannot(tmp_path):
+    (tmp_path / "file").touch()
+    for words, said in (
+        (["qare", "--sizes", "0"], "expected batch sizes of at least 1, got .0"),
+        (["qare", "--sizes"], "expected batch sizes of at least 1, got"),
+        (["qare", "--out", str(tmp_path / "file")], "expected to use .*file"),
+        (["step", "--out", str(tmp_path / "file")], "expected to use .*file"),
+        (["step", "--concurrent", "0"], "expected concurrent to be"),
+    ):
+        with pytest.raises(SystemExit, match=said):
+            main(["bench", *words, "--device", "cpu"])
+
+
+def test_runs_an_hour_are_of_the_recipes_steps():
+    steps = {name: _steps_of_run(recipe(found)) for name, found in RECIPES.items()}
+    assert steps["conv4"] == 200 * 391
+    assert steps["resnet18"] == 1000 * 97  # of 512, the last 336 images left out
+    assert steps["matching"] == 50 * 8  # 1,026 of 1,467 halves are for training
 
 
 def test_bench_step_measures_a_step_with_and_without_qare(tmp_path, capsys):

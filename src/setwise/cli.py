@@ -62,7 +62,7 @@ def bench_qare(
     where = _told(lambda: choose_device(device))
     if encoder == "auto":
         encoder = "resnet32" if where.type == "cuda" else "none"
-    run(sizes=sizes, device=where, encoder=encoder, out=out, seconds=seconds)
+    _told(lambda: run(sizes=sizes, device=where, encoder=encoder, out=out, seconds=seconds))
 
 
 @bench.command(name="step")
@@ -312,8 +312,12 @@ def _told(call: Callable[[], T]) -> T:
     except (ValueError, ImportError) as error:
         sys.exit(f"setwise: {error}")
     except RuntimeError as error:
-        from setwise.training.errors import Interrupted, TrainingError
+        from setwise.checks import see
+        from setwise.training.errors import Interrupted, TrainingError, out_of_memory
 
+        if out_of_memory(error):
+            words = f"out of memory ({str(error).splitlines()[0]})"
+            sys.exit(f"setwise: {words}; a smaller batch or network needs less, {see('how-to/errors#space')}")
         if not isinstance(error, TrainingError):
             raise
         print(f"setwise: {error}", file=sys.stderr)

@@ -70,6 +70,8 @@ class Recipe:
             raise ValueError(f"expected epochs to be an integer of at least 0, got {self.epochs!r}")
         if not isinstance(self.validation, int) or self.validation < 0:
             raise ValueError(f"expected validation to be a number of images, got {self.validation!r}")
+        if not isinstance(self.split_seed, int) or not 0 <= self.split_seed < 2**63:
+            raise ValueError(f"expected split_seed from 0 to 2^63 - 1, got {self.split_seed!r}")
         for name in ("lr", "probe_lr"):
             check_number(getattr(self, name), name, above=0)
         if self.epochs and is_number(self.warmup) and self.warmup > self.epochs:

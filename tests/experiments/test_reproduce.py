@@ -4,8 +4,8 @@ import json
 import os
 import signal
 import threading
-import time
 from dataclasses import replace
+from multiprocessing.context import SpawnProcess
 
 import pytest
 import torch
@@ -15,6 +15,7 @@ from setwise.cli import main
 from setwise.experiments import records
 from setwise.experiments import reproduce as module
 from setwise.experiments.jobs import Job, expand
+from setwise.experiments.matching import run_matching
 from setwise.experiments.recipes import recipe as find
 from setwise.experiments.reproduce import estimate, listing, reproduce, work
 from setwise.experiments.runs import splits
@@ -76,6 +77,8 @@ def test_the_other_tables_and_the_time_they_take(tmp_path):
     assert estimate(halves, tmp_path) == [None]
     with pytest.raises(ValueError, match="expected no instances for cuhk03"):
         expand("table1", data="cuhk03", instances=100)
+    with pytest.raises(ValueError, match="expected at least one seed, got none"):
+        expand("table1", seeds=())
     with pytest.raises(ValueError, match="expected at_once"):
         reproduce(halves, results=tmp_path, scratch=tmp_path, device=CPU, at_once=0)
     said = listing([*jobs, *halves], tmp_path)
@@ -203,17 +206,79 @@ def test_a_signal_stops_all_after_a_checkpoint_and_the_same_command_goes_on(tmp_
     jobs = [replace(j, recipe=replace(j.recipe, epochs=40)) for j in expand("table2", data="digits", only=only)][:2]
     places = {"results": tmp_path / "r", "scratch": tmp_path / "s"}
 
+    ended = threading.Event()
+
     def stop_when_both_train() -> None:
         while sum(path.stat().st_size > 0 for path in (tmp_path / "s").rglob("metrics.jsonl")) < 2:
-            time.sleep(0.05)
+            if ended.wait(0.05):
+                return
         os.kill(os.getpid(), signal.SIGTERM)
 
-    threading.Thread(target=stop_when_both_train).start()
-    with pytest.raises(Interrupted, match="stopped by SIGTERM, every run after a checkpoint"):
-        reproduce(jobs, **places, device=CPU, at_once=2)
+    thread = threading.Thread(target=stop_when_both_train)
+    thread.start()
+    try:
+        with pytest.raises(Interrupted, match="stopped by SIGTERM, every run after a checkpoint"):
+            reproduce(jobs, **places, device=CPU, at_once=2)
+    finally:
+        ended.set()
+        thread.join()
     assert len(list((tmp_path / "s").rglob("checkpoint.safetensors"))) == 2
-    assert not list((tmp_path / "r").rglob("*.json"))
+    assert len(list((tmp_path / "r").rglob("*.json"))) < 2  # where workers start slowly, one may have ended before
     assert reproduce(jobs, **places, device=CPU, at_once=2) == 0
+
+
+def test_a_worker_that_is_killed_is_told(tmp_path, capfd, monkeypatch):
+    jobs = quick(expand("table1", data="digits", seeds=(1,), only=("paper/digits-matching-triplet",)))
+    places = {"results": tmp_path / "r", "scratch": tmp_path / "s"}
+    start = SpawnProcess.start
+
+    def start_and_kill(worker: SpawnProcess) -> None:
+        start(worker)
+        os.kill(worker.pid, signal.SIGKILL)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SpawnProcess, "start", start_and_kill)
+        assert reproduce(jobs, **places, device=CPU, at_once=2) == 2
+    told = capfd.readouterr().err
+    assert told.count("a worker was killed by SIGKILL, out of memory?") == 2
+    assert "the same command goes on with it" in told
+
+
+@pytest.mark.parametrize("error", [KeyError("boom"), torch.OutOfMemoryError("CUDA out of memory. boom")])
+def test_a_run_may_fail_in_any_way(tmp_path, capfd, monkeypatch, error):
+    jobs = quick(expand("table1", data="digits", seeds=(1,), only=("paper/digits-matching-triplet",)))
+
+    def run_of(recipe):
+        if recipe == jobs[0].recipe:
+            raise error
+        return run_matching
+
+    monkeypatch.setattr(module, "run_of", run_of)
+    (failed,) = work(jobs, tmp_path, tmp_path / "s", CPU, None)
+    assert "boom" in failed
+    assert ("KeyError" in failed) == ("Traceback" in capfd.readouterr().err) == isinstance(error, KeyError)
+    assert [job.record(tmp_path).exists() for job in jobs] == [False, True]
+    assert len(list(tmp_path.rglob("*.failed"))) == 1
+
+
+def test_a_worker_without_its_gpu_stops(tmp_path, capfd, monkeypatch):
+    jobs = quick(expand("table1", data="digits", seeds=(1,), only=("paper/digits-matching-triplet",)))
+
+    def run_of(recipe):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(module, "run_of", run_of)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        work(jobs, tmp_path, tmp_path / "s", CPU, None)
+    assert [path.name for path in tmp_path.rglob("*.failed")] == ["seed-1.failed"]  # the next is left to others
+    capfd.readouterr()
+
+
+def test_a_worker_with_nowhere_to_write_says_so(tmp_path):
+    jobs = quick(expand("table1", data="digits", seeds=(1,), only=("paper/digits-matching-triplet",)))
+    (tmp_path / "r").touch()
+    with pytest.raises(SystemExit, match="setwise: a worker stopped: .*Not a directory"):
+        module._worker(jobs, tmp_path / "r", tmp_path / "s", CPU, None)
 
 
 def test_two_at_once(tmp_path):

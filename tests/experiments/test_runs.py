@@ -269,10 +269,14 @@ def test_mistakes_are_one_line(tmp_path):
         (["pretrain", "--device", "meta", *out], "expected a device that this torch can use, got 'meta'"),
         (["probe", str(tmp_path)], "expected a checkpoint at"),
         (["export", str(tmp_path)], "expected a checkpoint at"),
+        (["probe", str(tmp_path), "--fine-tune", "--fine-tune-epochs", "0"], "expected fine_tune_epochs to be"),
+        (["pretrain", "--split-seed", str(2**70), *out], r"expected split_seed from 0 to 2\^63 - 1"),
     ):
         with pytest.raises(SystemExit, match=said):
             main(words)
     assert not (tmp_path / "x").exists()
+    with pytest.raises(SystemExit, match="out of memory .*; a smaller batch or network needs less"):
+        main(["pretrain", "--hidden", str(10**12), "--quiet", "--device", "cpu", *out])
 
 
 def test_records_of_others_are_refused(tmp_path):
@@ -291,5 +295,6 @@ def test_a_record_is_json(tmp_path):
 
 
 def test_paths_tell_nothing_of_the_machine(tmp_path):
-    words = ["pretrain", "--out", str(tmp_path / "x"), "--data", "photos/train"]
-    assert list(map(records.plain_path, words)) == ["pretrain", "--out", "x", "--data", "photos/train"]
+    words = ["pretrain", "--out", str(tmp_path / "x"), "--data", "photos/train", f"--root={tmp_path / 'a=b'}"]
+    said = ["pretrain", "--out", "x", "--data", "photos/train", "--root=a=b"]
+    assert list(map(records.plain_path, words)) == said

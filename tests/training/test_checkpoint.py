@@ -98,6 +98,26 @@ def test_foreign_and_missing_files(tmp_path):
         checkpoint.load(tmp_path / "old.safetensors")
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"history": [1]}, "a history that is no list of epochs"),
+        ({"data": {"shape": 7}}, "images of shape 7"),
+        ({"data": {"shape": None}}, "images of shape None"),
+        ({"seconds": float("nan")}, "nan seconds"),
+        ({"step": -1}, "counters"),
+    ],
+)
+def test_what_a_file_says_of_itself_is_checked(tmp_path, change, said):
+    path = tmp_path / "checkpoint.safetensors"
+    checkpoint.save(path, ONE)
+    with safe_open(path, framework="pt") as file:
+        about = json.loads(file.metadata()["setwise"])
+    save_file(TENSORS, path, {"setwise": json.dumps(about | change)})
+    with pytest.raises(ValueError, match=f"this version cannot read .*{said}"):
+        checkpoint.load(path)
+
+
 @given(st.data())
 def test_damaged_files_are_told_not_obeyed(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("damaged")

@@ -1,6 +1,7 @@
 """Nothing is lost: killed, told to stop, out of space, diverged, in the wrong folder."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from setwise.cli import main
-from setwise.training import checkpoint
+from setwise.training import checkpoint, loop
 from setwise.training.engine import Engine
 from setwise.training.errors import TrainingError
 from setwise.training.loop import How, train
@@ -67,6 +68,20 @@ def test_a_signal_stops_after_a_checkpoint_and_the_run_goes_on(tmp_path, number)
     found = checkpoint.load(tmp_path)
     assert 0 < found.epoch < 400
     assert len(found.history) == found.epoch
+
+
+def test_one_signal_may_come_twice(monkeypatch):
+    """From the terminal, and from the process that started this one and heard it too."""
+    with loop._Signals() as signals:
+        try:
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
+                os.kill(os.getpid(), number)
+        except KeyboardInterrupt:
+            pytest.fail("obeyed at once, without a checkpoint")
+        assert signals.seen == signal.SIGTERM
+        monkeypatch.setattr(loop, "ONE_SIGNAL_SECONDS", 0.0)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
 
 
 def test_a_full_disk_is_told_and_the_last_checkpoint_lasts(tmp_path):
@@ -144,7 +159,9 @@ def test_other_data_in_the_same_place(tmp_path, digits, recipe):
         train(recipe, fewer, tmp_path, seed=1, how=again)
     with pytest.raises(ValueError, match=r"their mean differ\); give another --out"):
         train(recipe, other, tmp_path, seed=1, how=again)
-    train(recipe, digits, tmp_path, seed=1, how=again)
+    rounded = replace(digits, mean=(digits.mean[0] * (1 + 4e-16),), std=(digits.std[0] * (1 - 4e-13),))
+    assert rounded.mean != digits.mean, "as another number of threads adds them up"
+    train(recipe, rounded, tmp_path, seed=1, how=again)
 
 
 def test_two_runs_in_one_folder(tmp_path, digits, recipe):

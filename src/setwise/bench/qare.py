@@ -172,6 +172,9 @@ def single_terms(device: torch.device, seconds: float) -> dict[str, Any]:
 
 def run(*, sizes: Sequence[int], device: torch.device, encoder: str, out: Path, seconds: float = 2.0) -> dict[str, Any]:
     """Measure, show a table, write ``out``/bench-qare.json and the plot beside it."""
+    if not sizes or min(sizes) < 1:
+        raise ValueError(f"expected batch sizes of at least 1, got {list(sizes)}")
+    out.mkdir(parents=True, exist_ok=True)  # before minutes are spent
     if device.type == "cpu":
         torch.set_num_threads(1)
     console = Console()
@@ -221,7 +224,6 @@ def run(*, sizes: Sequence[int], device: torch.device, encoder: str, out: Path, 
             f"exact QARe of {million['n']:,} items: {million['ms']:.2f} ms forward + backward, relative error "
             f"{million['relative_error']:.1e}"
         )
-    out.mkdir(parents=True, exist_ok=True)
     (out / "bench-qare.json").write_text(json.dumps(record, indent=1) + "\n")
     below = "ResNet-32" if encoder == "resnet32" else "projection head only"
     _draw(out / "bench-qare.png", rows, f"{name}, {below}")

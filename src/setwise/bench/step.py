@@ -19,12 +19,15 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
+from setwise.checks import check_count
 from setwise.data import ImageSet, MatchedSet, matched_halves
+from setwise.data.sets import split_sizes
 from setwise.encoders import create, projection_head
 from setwise.experiments.recipes import recipe as find
 from setwise.experiments.records import surroundings
 from setwise.recipe import Recipe
 from setwise.training.engine import Engine
+from setwise.training.schedule import batch_sizes
 
 RECIPES = {
     "conv4": "paper/cifar10-conv4-simclr-qare",
@@ -180,8 +183,13 @@ def runs_per_hour(name: str, device: torch.device, concurrent: int, seconds: flo
     rates = [results.get(timeout=seconds + 300) for _ in processes]
     for process in processes:
         process.join()
-    steps = -(-IMAGES // recipe.batch) * recipe.epochs
-    return float(3600 * sum(rates) / steps)
+    return float(3600 * sum(rates) / _steps_of_run(recipe))
+
+
+def _steps_of_run(recipe: Recipe) -> int:
+    """Steps of a whole run of the recipe on CIFAR-10: matching learns from the training part of its instances."""
+    samples = split_sizes(recipe.instances or IMAGES)[0] if recipe.method == "matching" else IMAGES
+    return recipe.epochs * len(batch_sizes(samples, recipe.batch, drop_last=recipe.drop_last))
 
 
 def streams_per_hour(name: str, device: torch.device, concurrent: int, seconds: float) -> float:
@@ -206,7 +214,7 @@ def streams_per_hour(name: str, device: torch.device, concurrent: int, seconds: 
     while time.perf_counter() - began < seconds:
         turns(engines[0].steps)
         steps += concurrent * engines[0].steps
-    return 3600 * steps / (time.perf_counter() - began) / (engines[0].steps * recipe.epochs)
+    return 3600 * steps / (time.perf_counter() - began) / _steps_of_run(recipe)
 
 
 def epoch_seconds(recipe: Recipe, data: ImageSet | MatchedSet, device: torch.device) -> float:
@@ -233,6 +241,9 @@ def run(
     compare: bool = True,
 ) -> dict[str, Any]:
     """Measure, show a table, write ``out``/bench-step.json."""
+    for count in concurrent:
+        check_count(count, "concurrent")
+    out.mkdir(parents=True, exist_ok=True)  # before minutes are spent
     console = Console()
     record: dict[str, Any] = {"what": "bench step", **surroundings(device), "workers": workers, "encoders": {}}
     table = Table(title=f"a training step with QARe, {record['hardware']['name']}, torch {torch.__version__}")
@@ -271,7 +282,6 @@ def run(
             record["encoders"][encoder]["runs_per_hour_on_streams"] = rates
             said = ", ".join(f"{n} at once: {rate:.1f}" for n, rate in rates.items())
             console.print(f"{encoder}, the same, on streams of one process: {said}")
-    out.mkdir(parents=True, exist_ok=True)
     (out / "bench-step.json").write_text(json.dumps(record, indent=1) + "\n")
     console.print(f"written to {out / 'bench-step.json'}")
     return record

@@ -54,7 +54,7 @@ def table1(asked: Asked) -> list[Job]:
     data, seeds, instances = asked.data, asked.seeds, asked.instances
     if data == "cuhk03" and instances is not None:
         raise ValueError(f"expected no instances for cuhk03, which has its own identities, got {instances}")
-    more = [*seeds, *range(max(seeds, default=0) + 1, MORE_SEEDS + 1)]
+    more = [*seeds, *range(max(seeds) + 1, MORE_SEEDS + 1)]
     for loss in MATCHING_LOSSES:
         for seed in more if loss == "infonce" else seeds:
             for end in ("", "-qare"):
@@ -207,6 +207,8 @@ def expand(
 
     The name is ``RECIPE/VARIANT/``, so that "simclr/" does not find simclr-qare.
     """
+    if not seeds:
+        raise ValueError("expected at least one seed, got none; --seeds 1 2 3")
     found: dict[Path, Job] = {}
     for table in [tables] if isinstance(tables, str) else tables:
         check_option(table, tuple(TABLES), "the table")

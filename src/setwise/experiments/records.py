@@ -45,7 +45,8 @@ def surroundings(device: torch.device) -> dict[str, Any]:
 
 def plain_path(word: str) -> str:
     """An absolute path's last part, any other word itself: where things lie on a machine is nobody's business."""
-    return Path(word).name if Path(word).is_absolute() else word
+    option, equals, path = word.partition("=") if word.startswith("--") else ("", "", word)
+    return option + equals + (Path(path).name if Path(path).is_absolute() else path)
 
 
 def of_run(name: str, engine: Engine, last: Checkpoint, data: dict[str, Any]) -> dict[str, Any]:

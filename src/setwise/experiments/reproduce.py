@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -30,7 +31,7 @@ from setwise.experiments.matching import run_matching
 from setwise.experiments.recipes import recipe
 from setwise.recipe import Recipe
 from setwise.training.checkpoint import write_text
-from setwise.training.errors import Interrupted, TrainingError
+from setwise.training.errors import Interrupted, TrainingError, out_of_memory
 from setwise.training.loop import How
 
 # Training images of the data sets that recipes name, and how many times the pixels of CIFAR's they have.
@@ -123,10 +124,16 @@ def _run(job: Job, path: Path, scratch: Path, device: torch.device, root: Path |
             shutil.rmtree(folder)
     except Interrupted:
         raise
-    except (TrainingError, ValueError, OSError) as error:
-        print(f"failed: {who}: {error}", file=sys.stderr, flush=True)
-        write_text(_failure(path), f"{who}: {error}\n")
-        return [f"{who}: {error}"]
+    except Exception as error:  # whatever it is, other workers would die of it too
+        told = isinstance(error, (TrainingError, ValueError, OSError, ImportError)) or out_of_memory(error)
+        words = f"{who}: {error if told else f'{type(error).__name__}: {error}'}"
+        if not told:
+            traceback.print_exc()
+        print(f"failed: {words}", file=sys.stderr, flush=True)
+        write_text(_failure(path), f"{words}\n")
+        if "CUDA error" in str(error):  # this process cannot use the GPU any more
+            raise
+        return [words]
     print(f"{who}: {time.perf_counter() - began:.1f} s", flush=True)
     return []
 
@@ -140,6 +147,8 @@ def _worker(*arguments: Any) -> None:
         work(*arguments)
     except (Interrupted, KeyboardInterrupt):  # the one who asked knows, and says it once
         sys.exit(1)
+    except OSError as error:  # nowhere to write: not even what went wrong
+        sys.exit(f"setwise: a worker stopped: {error}")
 
 
 def reproduce(
@@ -165,11 +174,12 @@ def reproduce(
         work(*arguments)
     else:
         _side_by_side(at_once, arguments)
-    failures = [_failure(path) for path in places if _failure(path).exists()]
-    for failure in failures:
-        if at_once > 1:  # those of many workers are lost among the others' lines
-            print(f"failed: {failure.read_text().strip()}", file=sys.stderr)
-        failure.unlink()
+    for failure in map(_failure, places):
+        with suppress(FileNotFoundError):  # there is none, or another command has just taken it away
+            words = failure.read_text().strip()
+            if at_once > 1:  # those of many workers are lost among the others' lines
+                print(f"failed: {words}", file=sys.stderr)
+            failure.unlink()
     return sum(not path.exists() for path in places)
 
 
@@ -198,3 +208,11 @@ def _side_by_side(at_once: int, arguments: tuple[Any, ...]) -> None:
     if seen:
         name = signal.Signals(seen).name
         raise Interrupted(seen, f"stopped by {name}, every run after a checkpoint; the same command goes on")
+    for worker in workers:
+        if worker.exitcode is not None and worker.exitcode < 0:
+            name = signal.Signals(-worker.exitcode).name
+            print(
+                f"a worker was killed by {name}{', out of memory?' if name == 'SIGKILL' else ''}; the run it was at "
+                "has no record, the same command goes on with it",
+                file=sys.stderr,
+            )

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from setwise.checks import check_count
 from setwise.data import ImageSet, load
 from setwise.evaluation.features import extract, frozen
 from setwise.evaluation.knn import knn_accuracy
@@ -180,6 +181,7 @@ def probe(
 
     The fine-tuned run is kept beside the checkpoint, in a folder named after the weights it began with and its length.
     """
+    check_count(fine_tune_epochs, "fine_tune_epochs")
     found = checkpoints.load(path)
     encoder = encoder_of(found, path).to(device)
     train_set, test_set = splits(found.recipe, root)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import tempfile
 from collections.abc import Iterator
@@ -113,17 +114,16 @@ def load(path: str | os.PathLike[str]) -> Checkpoint:
     if not isinstance(about, dict) or about.get("format") != FORMAT:
         raise ValueError(f"{foreign}a safetensors file of another program")
     try:
+        recipe = Recipe.from_json(about["recipe"])  # first: it tells what another version lacks
         counts = {name: about[name] for name in ("seed", "epoch", "step")}
-        if not all(isinstance(x, int) and x >= 0 for x in counts.values()) or not isinstance(about["history"], list):
-            raise ValueError(f"counters {counts}")
-        return Checkpoint(
-            recipe=Recipe.from_json(about["recipe"]),
-            history=about["history"],
-            tensors=tensors,
-            data=dict(about["data"]),
-            seconds=float(about["seconds"]),
-            **counts,
-        )
+        history, data, seconds = about["history"], dict(about["data"]), float(about["seconds"])
+        if not all(isinstance(x, int) and x >= 0 for x in counts.values()) or not math.isfinite(seconds):
+            raise ValueError(f"counters {counts}, {seconds} seconds")
+        if not isinstance(history, list) or not all(isinstance(row, dict) for row in history):
+            raise ValueError("a history that is no list of epochs")
+        if not isinstance(data.get("shape", []), list):
+            raise ValueError(f"images of shape {data['shape']!r}")
+        return Checkpoint(recipe=recipe, history=history, tensors=tensors, data=data, seconds=seconds, **counts)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{foreign}one that this version cannot read ({error})") from error
 

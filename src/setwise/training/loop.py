@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import threading
 import time
@@ -22,7 +23,7 @@ from setwise.recipe import Recipe
 from setwise.training import checkpoint as checkpoints
 from setwise.training.checkpoint import Checkpoint
 from setwise.training.engine import Engine
-from setwise.training.errors import Interrupted, TrainingError
+from setwise.training.errors import Interrupted, TrainingError, out_of_memory
 from setwise.training.processes import Processes
 from setwise.training.progress import Metrics, Reporter
 
@@ -31,14 +32,17 @@ AfterEpoch = Callable[[Engine, list[dict[str, Any]]], dict[str, Any]]
 ALONE = Processes()
 LOOK_SECONDS = 0.5  # between looks at the loss, which wait for the device
 AGREE_STEPS = 20  # between questions whether another process was told to stop
+# A terminal's Ctrl-C goes to every process of a command, and whoever started others (torchrun, reproduce) passes it on.
+ONE_SIGNAL_SECONDS = 1.0
 FILE = "checkpoint.safetensors"
 
 
 class _Signals:
-    """SIGINT and SIGTERM as something to look at between steps; a second one is obeyed at once."""
+    """SIGINT and SIGTERM as something to look at between steps; another one, later, is obeyed at once."""
 
     def __init__(self) -> None:
         self.seen = 0
+        self._when = 0.0
         self._old: dict[int, Any] = {}
 
     def __enter__(self) -> _Signals:
@@ -51,9 +55,11 @@ class _Signals:
             signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.seen:
+        now = time.monotonic()
+        if not self.seen:
+            self.seen, self._when = number, now
+        elif now - self._when > ONE_SIGNAL_SECONDS:
             raise KeyboardInterrupt
-        self.seen = number
 
 
 @dataclass(frozen=True)
@@ -157,7 +163,9 @@ class _Run:
             self.save(epoch, step)
             name = signal.Signals(stop).name
             raise Interrupted(
-                stop, f"stopped by {name} after writing {self.path}; the same command with --resume goes on"
+                stop,
+                f"stopped by {name} after writing {self.path}; the same command, with --resume where it has one, "
+                "goes on",
             )
         if step and now - self.looked >= LOOK_SECONDS and engine.processes.size == 1:
             self.looked = now
@@ -195,7 +203,7 @@ def _explained(engine: Engine) -> Iterator[None]:
         hint = "; the last checkpoint is intact, a lower lr may help" if "finite" in str(error) else ""
         raise TrainingError(f"{where}: {error}{hint}") from error
     except RuntimeError as error:
-        if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
+        if out_of_memory(error):
             raise TrainingError(
                 f"{where}: out of memory ({str(error).splitlines()[0]}); the last checkpoint is intact, "
                 f"a batch below {engine.recipe.batch} needs less, {see('how-to/errors#space')}"
@@ -235,6 +243,15 @@ def _about(data: ImageSet | MatchedSet) -> dict[str, Any]:
     }
 
 
+def _alike(theirs: object, mine: object) -> bool:
+    """Whether both say the same of the data; means and deviations up to rounding, which the threads decide."""
+    if isinstance(theirs, list) and isinstance(mine, list) and len(theirs) == len(mine):
+        return all(map(_alike, theirs, mine))
+    if isinstance(theirs, float) and isinstance(mine, float):
+        return math.isclose(theirs, mine, rel_tol=1e-9)
+    return theirs == mine
+
+
 def _found(path: Path, recipe: Recipe, seed: int, data: dict[str, Any], resume: bool) -> Checkpoint | None:
     """The checkpoint to go on from, checked to be of this run."""
     if not path.exists():
@@ -252,7 +269,7 @@ def _found(path: Path, recipe: Recipe, seed: int, data: dict[str, Any], resume: 
             f"expected the checkpoint {path} to be of this run, but it has {'; '.join(different)}; "
             + see("how-to/errors#resume")
         )
-    different = [name for name, value in data.items() if found.data.get(name, value) != value]
+    different = [name for name, value in data.items() if not _alike(found.data.get(name, value), value)]
     if different:
         began, got = (
             f"{d.get('count', 'some')} of {' x '.join(map(str, d.get('shape', '?')))}" for d in (found.data, data)
