@@ -183,7 +183,7 @@ def reproduce_table(
         tyro.conf.Positional,
         tyro.conf.arg(help="what of the paper"),
     ],
-    data: Annotated[str, tyro.conf.arg(help="cifar10, cuhk03 or digits")] = "cifar10",
+    data: Annotated[str, tyro.conf.arg(help="cifar10, cifar100, tiny-imagenet, cuhk03 or digits")] = "cifar10",
     seeds: tuple[int, ...] = (1, 2, 3),
     only: Annotated[tuple[str, ...], tyro.conf.arg(help="runs with one of these in their name")] = (),
     instances: Annotated[int | None, tyro.conf.arg(help="of matching: another number of halves")] = None,
@@ -272,13 +272,16 @@ def probe(
 @app.command(name="export")
 def export_encoder(
     checkpoint: Run,
-    out: Annotated[Path, tyro.conf.arg(help="folder for weights, config and encoder.onnx")] = Path("out/encoder"),
+    out: Annotated[
+        Path | None, tyro.conf.arg(help="folder for weights, config and encoder.onnx; RUN/encoder if none")
+    ] = None,
     onnx: Annotated[bool, tyro.conf.arg(help="write ONNX too")] = True,
 ) -> None:
     """Write a trained encoder for others: safetensors with its config, and ONNX, checked against torch."""
     from setwise.experiments import runs
 
-    for path in _told(lambda: runs.export(checkpoint, out, onnx=onnx)).values():
+    folder = out or (checkpoint if checkpoint.is_dir() else checkpoint.parent) / "encoder"
+    for path in _told(lambda: runs.export(checkpoint, folder, onnx=onnx)).values():
         print(path)
 
 

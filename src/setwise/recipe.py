@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from setwise.checks import check_count, check_number, check_option, is_number, plain
 from setwise.encoders import NAMES as ENCODERS
@@ -11,7 +11,10 @@ from setwise.losses.presets import PRESETS as LOSSES
 from setwise.losses.presets import beta_of
 from setwise.views.pipeline import PRESETS as VIEWS
 
-METHODS = ("simclr", "sparseclr", "supervised", "random", "rotation", "deepcluster", "deepinfomax", "matching")
+MethodName = Literal[
+    "simclr", "sparseclr", "supervised", "random", "rotation", "deepcluster", "deepinfomax", "matching"
+]
+METHODS = get_args(MethodName)
 PRECISIONS = ("float32", "bfloat16", "float64")
 CONTRASTIVE = ("simclr", "sparseclr")
 WITH_LOSS = (*CONTRASTIVE, "matching")
@@ -25,9 +28,7 @@ class Recipe:
     validation: int = 0  # of classification: training images kept apart and tested on instead of the test split
     instances: int | None = None  # of matching: how many images are halved; all if none
     split_seed: int = 0  # which images, or identities, are for training, validation, test
-    method: Literal[
-        "simclr", "sparseclr", "supervised", "random", "rotation", "deepcluster", "deepinfomax", "matching"
-    ] = "simclr"
+    method: MethodName = "simclr"
     encoder: Literal["conv4", "resnet8", "resnet32", "resnet56", "resnet18", "resnet34"] = "conv4"
     stem: Literal["cifar", "imagenet"] = "cifar"  # of resnet18 and resnet34
     initial: Literal["released", "xavier"] = "released"  # weights of convolutions; the paper says xavier
@@ -86,17 +87,24 @@ class Recipe:
             if self.loss is not None or self.beta is not None:
                 raise ValueError(
                     f"expected no loss and no beta for method {self.method!r}, got {self.loss!r} and {self.beta!r}; "
-                    "they are for simclr, sparseclr and matching"
+                    "give --loss None --beta None, or a --recipe of that method"
                 )
         else:
             if self.loss is None:
                 raise ValueError(f"expected loss for method {self.method!r}, one of {', '.join(LOSSES)}, got None")
             check_option(self.loss, LOSSES, "loss")
+            if self.loss.partition("/")[2].partition("-")[0] != self.method:
+                raise ValueError(
+                    f"expected a loss of {self.method} for method {self.method!r}, got {self.loss!r}; give --loss and "
+                    "--method that go together, or a --recipe that has both"
+                )
+            if self.epochs and self.batch < 2:
+                raise ValueError(f"expected a batch of at least 2, whose items are contrasted, got {self.batch}")
             rule = beta_of(self.loss)
             if rule != "optional" and (self.beta is None) == (rule == "needed"):
                 raise ValueError(
                     f"expected beta with a loss that has a set-level term and only there, got {self.beta!r} with "
-                    f"{self.loss!r}"
+                    f"{self.loss!r}; give {'--beta' if self.beta is None else '--beta None'}"
                 )
 
     def as_json(self) -> dict[str, Any]:

@@ -263,7 +263,7 @@ def test_a_folder_of_images(pictures):
 def test_images_are_resized_on_request_only(pictures):
     odd = pictures / "train" / "crow" / "9.png"
     Image.new("L", (20, 5), 90).save(odd)
-    with pytest.raises(DataError, match=r"9.png to be 10x14 \(height x width\) like the others, got 5x20; pass size="):
+    with pytest.raises(DataError, match=r"9.png to be 10x14 \(height x width\) like the others, got 5x20; resize"):
         sw.data.load(pictures)
     found = sw.data.load(pictures, size=(8, 6))
     assert found.images.shape == (7, 3, 8, 6)
@@ -318,7 +318,7 @@ def test_a_class_of_which_nothing_is_read_is_refused(pictures, split):
 def test_the_other_split_is_of_the_size_of_train(pictures):
     for path in pictures.glob("val/*/*.*g"):
         Image.new("RGB", (16, 12)).save(path)
-    with pytest.raises(DataError, match=r"val/auk/0.png to be 10x14 .* like .*train/auk/0.png, got 12x16; pass size="):
+    with pytest.raises(DataError, match=r"val/auk/0.png to be 10x14 .* like .*train/auk/0.png, got 12x16; resize"):
         sw.data.load(pictures, split="test")
     assert sw.data.load(pictures, split="test", size=(8, 8)).images.shape == (4, 3, 8, 8)
 

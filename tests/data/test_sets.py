@@ -134,3 +134,18 @@ def test_names_and_options_are_checked():
         sw.data.load("digits", boxes="labeled")
     with pytest.raises(ValueError, match="expected split to be one of"):
         sw.data.load_matched("digits", split="everything")
+
+
+def test_the_default_device_does_not_matter():
+    with torch.device("meta"):  # as torch.set_default_device does
+        digits = sw.data.load("digits")
+        halves = sw.data.matched_halves(digits, instances=20).parts(seed=1)
+    assert torch.equal(digits.images, sw.data.load("digits").images)
+    assert [len(part) for part in halves.values()] == [14, 3, 3]
+
+
+def test_mean_and_std_of_the_digits_are_theirs():
+    digits = sw.data.load("digits")
+    values = digits.images.numpy() / 255
+    assert digits.mean[0] == pytest.approx(values.mean(), rel=1e-14)
+    assert digits.std[0] == pytest.approx(values.std(), rel=1e-12)

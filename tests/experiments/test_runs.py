@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -201,7 +202,7 @@ def test_without_an_evaluation_there_need_not_be_a_test_split(tmp_path):
     ]
     main([*run, "--no-evaluate", "--out", str(tmp_path / "run")])
     assert records.read(tmp_path / "run")["data"] == {"name": "photos", "train": 12}
-    with pytest.raises(SystemExit, match="expected a folder"):
+    with pytest.raises(SystemExit, match=r"a folder test or val in .*photos, .* --validation N .* --no-evaluate"):
         main([*run, "--out", str(tmp_path / "other")])
 
 
@@ -230,6 +231,20 @@ def test_export_from_the_command_line(folder, tmp_path, capsys):
     encoder = load_encoder(tmp_path)
     for name, x in checkpoint.load(folder).encoder_state().items():
         assert torch.equal(encoder.state_dict()[name], x)
+    copy = tmp_path / "copy"  # without --out, to the run: two runs do not overwrite each other
+    copy.mkdir()
+    shutil.copy(folder / "checkpoint.safetensors", copy)
+    main(["export", str(copy), "--no-onnx"])
+    assert (copy / "encoder" / "encoder.safetensors").exists()
+
+
+def test_a_probe_of_an_unfinished_run_says_so(folder, tmp_path, capsys):
+    found = checkpoint.load(folder)
+    checkpoint.save(tmp_path / "checkpoint.safetensors", replace(found, epoch=found.epoch - 1))
+    runs.probe(tmp_path, device=torch.device("cpu"))
+    assert f"the run has not ended: epoch {found.epoch - 1} of {found.epoch}" in capsys.readouterr().err
+    runs.probe(folder, device=torch.device("cpu"))
+    assert "not ended" not in capsys.readouterr().err
 
 
 def test_supervised_and_random_runs(tmp_path):

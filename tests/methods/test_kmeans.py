@@ -132,11 +132,11 @@ def test_starts_are_drawn_by_squared_distance():
 
 def test_starts_at_the_edge_of_chance(monkeypatch):
     points = torch.tensor([[1.0], [0.0], [3.0]])
-    monkeypatch.setattr(torch, "rand", lambda *shape, generator, dtype: torch.zeros(shape, dtype=dtype))
+    monkeypatch.setattr(torch, "rand", lambda *shape, dtype, **_: torch.zeros(shape, dtype=dtype))
     # The smallest draw takes the first point, then the first that is not a centre; when all are, the last.
     assert _plus_plus(points, 5, 1, seeded()).flatten().tolist() == [1, 0, 3, 3, 3]
     below_one = 1 - 2.0**-53
-    monkeypatch.setattr(torch, "rand", lambda *shape, generator, dtype: torch.full(shape, below_one, dtype=dtype))
+    monkeypatch.setattr(torch, "rand", lambda *shape, dtype, **_: torch.full(shape, below_one, dtype=dtype))
     assert _plus_plus(points, 5, 1, seeded()).flatten().tolist() == [3, 0, 1, 3, 3]
 
 

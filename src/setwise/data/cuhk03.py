@@ -99,7 +99,7 @@ def _decoded(
 def load(path: Path, split: str, root: Path, *, boxes: Boxes, size: tuple[int, int], seed: int) -> ImageSet:
     """The same images with their identity as the label; the identities of two splits are disjoint."""
     found = load_matched(path, split, root, boxes=boxes, size=size, seed=seed)
-    labels = torch.empty(len(found.images), dtype=torch.long)
+    labels = torch.empty(len(found.images), dtype=torch.long, device="cpu")
     for shots in (found.shots_a, found.shots_b):
         rows, columns = (shots != PADDING).nonzero(as_tuple=True)
         labels[shots[rows, columns]] = rows
@@ -128,7 +128,8 @@ def _matched(images: torch.Tensor, table: npt.NDArray[np.int64], names: list[str
         )
     most = max(len(view) for k in both for view in listed[k])
     tables = [
-        torch.tensor([listed[k][view] + [PADDING] * (most - len(listed[k][view])) for k in both]) for view in (0, 1)
+        torch.tensor([listed[k][view] + [PADDING] * (most - len(listed[k][view])) for k in both], device="cpu")
+        for view in (0, 1)
     ]
     whole = MatchedSet(
         name="cuhk03",
@@ -142,7 +143,7 @@ def _matched(images: torch.Tensor, table: npt.NDArray[np.int64], names: list[str
     )
     used = sum(len(view) for k in both for view in listed[k])
     # Shots of dropped identities must not come back as unlabelled images.
-    return whole if used == len(images) else whole.select(torch.arange(len(both)), split="all")
+    return whole if used == len(images) else whole.select(torch.arange(len(both), device="cpu"), split="all")
 
 
 def _pictures(folder: Path) -> list[Path]:

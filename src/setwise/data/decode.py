@@ -22,6 +22,7 @@ SUFFIXES = (".png", ".jpg", ".jpeg")
 FORMATS = ("PNG", "JPEG")
 # Eight bits a channel or fewer; Pillow would clip sixteen, not scale them.
 MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
+RESIZE = "resize the files, or in Python pass size=(height, width)"
 SHOW_PROGRESS_FROM = 2_000  # images; fewer take about a second
 
 
@@ -81,8 +82,7 @@ def read_images(paths: Sequence[Path], size: tuple[int, int] | None, *, exact: b
                 raise DataError(
                     f"expected {path} to be {size[0]}x{size[1]} (height x width) like the others, "
                     f"got {image.shape[0]}x{image.shape[1]}; "
-                    + ("fetch the data set again" if exact else "pass size=(height, width) to resize them all, ")
-                    + ("" if exact else see("how-to/your-data#one-size"))
+                    + ("fetch the data set again" if exact else f"{RESIZE}, {see('how-to/your-data#one-size')}")
                 )
             out[k] = image.transpose(2, 0, 1)
             if progress and task is not None and k % 100 == 0:

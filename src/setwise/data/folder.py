@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from setwise.checks import check_option, see
-from setwise.data.decode import is_image, read_image, read_images
+from setwise.data.decode import RESIZE, is_image, read_image, read_images
 from setwise.data.errors import DataError
 from setwise.data.sets import DEFAULT_MEAN, DEFAULT_STD, ImageSet
 
@@ -29,6 +29,12 @@ def load(folder: Path, split: str, size: tuple[int, int] | None) -> ImageSet:
     check_option(split, SPLITS, "split")
     if split == "test" and not (folder / "test").is_dir():
         split = "val"
+        if not (folder / "val").is_dir():
+            raise DataError(
+                f"expected a folder test or val in {folder}, one folder a class, got neither; without one, "
+                "--validation N keeps training images apart, --no-evaluate needs none, "
+                + see("how-to/your-data#folder")
+            )
     train = _class_folders(folder / "train")
     classes = tuple(path.name for path in train)
     number = {name: k for k, name in enumerate(classes)}
@@ -50,7 +56,7 @@ def load(folder: Path, split: str, size: tuple[int, int] | None) -> ImageSet:
         name=folder.name,
         split=split,
         images=torch.from_numpy(read_images(paths, size)),
-        labels=torch.tensor(labels),
+        labels=torch.tensor(labels, device="cpu"),
         classes=classes,
         mean=(DEFAULT_MEAN,) * 3,
         std=(DEFAULT_STD,) * 3,
@@ -76,7 +82,7 @@ def _check_size(image: Path, of_train: Path) -> None:
     if got != expected:
         raise DataError(
             f"expected {image} to be {expected[0]}x{expected[1]} (height x width) like {of_train}, "
-            f"got {got[0]}x{got[1]}; pass size=(height, width) to resize them all, {see('how-to/your-data#one-size')}"
+            f"got {got[0]}x{got[1]}; {RESIZE}, {see('how-to/your-data#one-size')}"
         )
 
 

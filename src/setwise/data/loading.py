@@ -103,7 +103,7 @@ def _find(name: str | os.PathLike[str], root: str | os.PathLike[str] | None) -> 
         return name, path, where
     path = Path(name).expanduser().resolve()
     if isinstance(name, str) and not path.exists() and os.sep not in name:
-        check_option(name, tuple(CATALOGUE), "the data set, where no path is given,")
+        check_option(name, tuple(CATALOGUE), "the data set, where there is no such file or folder,")
     return recognise(path), path, where
 
 

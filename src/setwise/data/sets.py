@@ -110,11 +110,13 @@ class MatchedSet:
         """The identities ``rows`` (int64 [n]) alone, with only the images that they use."""
         a, b = self.shots_a[rows], self.shots_b[rows]
         shots = torch.cat([a, b], dim=1)  # [n, S_A + S_B]
-        mask = torch.zeros(len(self.images), dtype=torch.bool)
+        mask = torch.zeros(len(self.images), dtype=torch.bool, device="cpu")
         mask[shots[shots != PADDING]] = True
         used = mask.nonzero().flatten()
-        place = torch.full((len(self.images) + 1,), PADDING)  # one more: padding, -1, looks up the last entry
-        place[used] = torch.arange(len(used))
+        place = torch.full(
+            (len(self.images) + 1,), PADDING, device="cpu"
+        )  # one more, the last, for padding: -1
+        place[used] = torch.arange(len(used), device="cpu")
         return replace(
             self,
             split=split,
@@ -126,7 +128,7 @@ class MatchedSet:
 
     def parts(self, *, seed: int = 0) -> dict[str, MatchedSet]:
         """Random split by identity: 70 % train, 15 % val, the rest test, as ``split_sizes`` rounds."""
-        order = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed))
+        order = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed), device="cpu")
         train, val, _ = split_sizes(len(self))
         rows = {"train": order[:train], "val": order[train : train + val], "test": order[train + val :]}
         return {split: self.select(r.sort().values, split=split) for split, r in rows.items()}
@@ -154,13 +156,16 @@ def matched_halves(image_set: ImageSet, *, instances: int | None = None, seed: i
     if width < 2:
         raise ValueError(f"expected images at least two pixels wide, got {width}; they have no halves")
     if instances is None:
-        rows = torch.arange(n)
+        rows = torch.arange(n, device="cpu")
     elif instances <= n:
-        rows = torch.randperm(n, generator=torch.Generator().manual_seed(seed))[:instances]
+        rows = torch.randperm(n, generator=torch.Generator().manual_seed(seed), device="cpu")[:instances]
     else:
-        raise ValueError(f"expected at most the {n} images of {image_set.name}, got instances={instances}")
+        raise ValueError(
+            f"expected at most the {n} images of {image_set.name}, got instances={instances}; "
+            "None (--instances None) takes all"
+        )
     whole, half = image_set.images[rows], width // 2
-    shots = torch.arange(2 * len(rows)).reshape(2, -1, 1)
+    shots = torch.arange(2 * len(rows), device="cpu").reshape(2, -1, 1)
     return MatchedSet(
         name=f"{image_set.name}-halves",
         split=image_set.split,

@@ -48,7 +48,7 @@ def load(folder: Path, split: str, root: Path) -> ImageSet:
         name="tiny-imagenet",
         split=split,
         images=torch.from_numpy(images),
-        labels=torch.tensor(labels),
+        labels=torch.tensor(labels, device="cpu"),
         classes=classes,
         mean=(DEFAULT_MEAN,) * 3,
         std=(DEFAULT_STD,) * 3,

@@ -61,7 +61,7 @@ def export(
     whole = _Normalised(copy.deepcopy(encoder).to("cpu", torch.float32), about).eval()
     tensors = {name: x.detach().contiguous() for name, x in whole.encoder.state_dict().items()}
     _build(about, tensors, "the encoder")  # an error before anything is written
-    probes = [torch.rand(n, *image_shape, generator=torch.Generator().manual_seed(n)) for n in BATCHES]
+    probes = [torch.rand(n, *image_shape, generator=torch.Generator().manual_seed(n), device="cpu") for n in BATCHES]
     expected = [whole(images) for images in probes]
     if not all(bool(x.isfinite().all()) for x in expected):
         raise ValueError("expected finite features of random images, got NaN or infinite ones; has training diverged?")

@@ -96,7 +96,9 @@ def initial_weights(features: int, classes: int, *, seed: int) -> Tensor:
     word = int(np.random.SeedSequence(seed, spawn_key=(0,)).generate_state(1)[0])
     bound = 1 / math.sqrt(features)
     generator = torch.Generator().manual_seed(word)
-    return torch.empty(classes, features + 1, dtype=torch.float64).uniform_(-bound, bound, generator=generator)
+    return torch.empty(classes, features + 1, dtype=torch.float64, device="cpu").uniform_(
+        -bound, bound, generator=generator
+    )
 
 
 class _Regression:

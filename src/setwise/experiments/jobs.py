@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from setwise.checks import check_option
+from setwise.data.catalogue import CATALOGUE
 from setwise.experiments.collected import collect, groups
 from setwise.experiments.recipes import MATCHING_LOSSES, recipe
 from setwise.experiments.tables import bests_of, is_ablation
@@ -207,6 +208,7 @@ def expand(
 
     The name is ``RECIPE/VARIANT/``, so that "simclr/" does not find simclr-qare.
     """
+    check_option(data, tuple(CATALOGUE), "data")
     if not seeds:
         raise ValueError("expected at least one seed, got none; --seeds 1 2 3")
     found: dict[Path, Job] = {}

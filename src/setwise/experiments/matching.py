@@ -118,9 +118,12 @@ def run_matching(
             engine.keep()
         return {"val_accuracy": val}
 
+    sizes = {split: len(getattr(data, split)) for split in ("train", "val", "test")}
+    if how.processes.first and not how.quiet:
+        halves = ", each the left and the right half of an image" if data.train.name.endswith("-halves") else ""
+        print(f"{data.train.name}: {' / '.join(map(str, sizes.values()))} items for train / val / test{halves}")
     title = f"{name} seed {seed}"
     engine, last = train(recipe, data.train, folder, seed=seed, how=how, title=title, after_epoch=after_epoch)
-    sizes = {split: len(getattr(data, split)) for split in ("train", "val", "test")}
     about = {"name": data.train.name, **sizes, "held_out_sets": len(data.held_out)}
     record = records.of_run(name, engine, last, about)
     if not how.processes.first:

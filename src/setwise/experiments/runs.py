@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -52,7 +53,7 @@ def splits(recipe: Recipe, root: Path | None) -> tuple[ImageSet, ImageSet]:
     if recipe.validation:
         if recipe.validation >= len(train_set):
             raise ValueError(f"expected validation below the {len(train_set)} images, got {recipe.validation}")
-        order = torch.randperm(len(train_set), generator=torch.Generator().manual_seed(recipe.split_seed))
+        order = torch.randperm(len(train_set), generator=torch.Generator().manual_seed(recipe.split_seed), device="cpu")
         kept, rest = order[: recipe.validation].sort().values, order[recipe.validation :].sort().values
         return tuple(  # type: ignore[return-value]
             replace(train_set, split=name, images=train_set.images[rows], labels=train_set.labels[rows])
@@ -183,6 +184,8 @@ def probe(
     """
     check_count(fine_tune_epochs, "fine_tune_epochs")
     found = checkpoints.load(path)
+    if found.epoch < found.recipe.epochs and not quiet:
+        print(f"the run has not ended: epoch {found.epoch} of {found.recipe.epochs}", file=sys.stderr)
     encoder = encoder_of(found, path).to(device)
     train_set, test_set = splits(found.recipe, root)
     check_classes(train_set, test_set)

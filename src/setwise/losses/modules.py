@@ -290,6 +290,13 @@ class SetContrastive(nn.Module):
         check_number(alpha, "alpha", least=0)
         check_number(beta, "beta", least=0)
         check_option(on, ("embeddings", "features"), "on")
+        for part, name in ((pairwise, "pairwise"), (regularizer, "regularizer")):
+            if isinstance(part, type):
+                raise ValueError(
+                    f"expected {name} to be a loss, got the class {part.__name__}; {part.__name__}() is one"
+                )
+            if part is not None and not callable(part):
+                raise ValueError(f"expected {name} to be a loss(z_a, z_b), got {part!r}")
         self.pairwise = pairwise
         if regularizer is None:
             measure: Any = getattr(pairwise, "similarity", None)  # of a loss that is not ours it may be anything

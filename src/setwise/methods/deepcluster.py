@@ -101,7 +101,7 @@ class DeepCluster(Method):
         self.clusters.copy_(labels)
         last = self.classifier[-1]
         assert isinstance(last, nn.Linear)
-        last.weight.copy_(LAST_LAYER_STD * torch.randn(last.weight.shape, generator=generator))
+        last.weight.copy_(LAST_LAYER_STD * torch.randn(last.weight.shape, generator=generator, device="cpu"))
         last.bias.zero_()
 
     def _features(self, images: Tensor) -> Tensor:

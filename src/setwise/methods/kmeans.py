@@ -94,7 +94,7 @@ def _plus_plus(x: Tensor, clusters: int, starts: int, generator: torch.Generator
     Arthur and Vassilvitskii 2007. Distances become integers, whose running sums are exact and the same in any order;
     a GPU's running sums of floats are not.
     """
-    draws = torch.rand(clusters, starts, 1, generator=generator, dtype=torch.float64).to(x.device)
+    draws = torch.rand(clusters, starts, 1, generator=generator, dtype=torch.float64, device="cpu").to(x.device)
     norms = x.square().sum(1)
     # One tensor for all centres: small ones, kept between large ones that are not, left a CPU's memory in pieces:
     # 3.7 GB for 100,000 points and 2,000 clusters, where 0.07 GB are enough.

@@ -98,6 +98,12 @@ def train(
         found = _found(folder / FILE, recipe, seed, _about(data), how.resume)
         engine = Engine(recipe, data, seed=seed, device=how.device, processes=how.processes, capture=how.capture)
         if encoder is not None:
+            if not isinstance(encoder, dict):
+                raise ValueError(
+                    f"expected encoder to be weights, a state_dict of the recipe's {recipe.encoder}, got "
+                    f"{type(encoder).__name__}; a network of your own goes into a loop of your own, "
+                    + see("how-to/your-method#your-network")
+                )
             engine.method.encoder.load_state_dict(encoder)
         if found is not None:
             engine.restore(found.tensors)

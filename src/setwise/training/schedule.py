@@ -38,7 +38,7 @@ def epoch_rates(recipe: Recipe, epoch: int, steps: int) -> Tensor:
 def epoch_order(samples: int, *, seed: int, epoch: int) -> Tensor:
     """A permutation of the samples [N], int64, on the CPU."""
     word = int(np.random.SeedSequence([seed, epoch]).generate_state(1, np.uint64)[0]) >> 1
-    return torch.randperm(samples, generator=torch.Generator().manual_seed(word))
+    return torch.randperm(samples, generator=torch.Generator().manual_seed(word), device="cpu")
 
 
 def batch_sizes(samples: int, batch: int, *, drop_last: bool, processes: int = 1) -> list[int]:

@@ -54,7 +54,7 @@ def write_preview(name: str, root: Path | None, views: str, *, images: int, colu
     """Write a contact sheet of ``images`` random images of a data set to the PNG file ``out``, and return that."""
     check_count(images, "images")
     found = load(name, root)
-    order = torch.randperm(len(found), generator=torch.Generator().manual_seed(seed))[:images]
+    order = torch.randperm(len(found), generator=torch.Generator().manual_seed(seed), device="cpu")[:images]
     sheet = contact_sheet(
         found.images[order], preset(views, mean=found.mean, std=found.std), columns=columns, seed=seed
     )
