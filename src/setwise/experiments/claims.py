@@ -246,7 +246,7 @@ def claims(found: Sequence[Group]) -> Table:
         answers = answered(found)
         told = [answer for answer in answers if answer[3] in TOLD]
         ours = sorted((answer[2] for answer in told or answers), key=lambda found: found.mean)
-        ends = (ours[0] if len(ours) > 1 else None, ours[-1] if ours else None)
+        ends = (ours[0] if ours else None, ours[-1] if len(ours) > 1 else None)
         rows.append([claim, _counted(answers), *ends, paper])
     columns = ("claim", "verdict", "from", "to", "paper")
     return Table("claims", columns, rows, "The paper's claims, and ours", NOTE, wrap=True)
