@@ -100,6 +100,11 @@ def test_the_best_of_an_ablation_is_confirmed_on_fresh_seeds(tmp_path, keep):
         for seed in (1, 2):
             final = {"probe_accuracy": 0.5 + gain + seed / 1000}
             keep(name, seed, final, variant=f"validation-{word}", validation=5000, **changes)
+    for seed in (1, 2):  # of another length: what is best there is not what the whole recipe is confirmed with
+        for word, accuracy in (("", 0.3), ("cold", 0.4 + seed / 1000)):
+            changes = {"loss": f"ablation/simclr-{word}"} if word else {}
+            final, short = {"probe_accuracy": accuracy}, {"epochs": 4, "validation": 5000}
+            keep(name, seed, final, variant=f"short-{word}", **short, **changes)
     jobs = expand("confirm", seeds=(1, 2), results=tmp_path / "results")
     found = {(job.recipe.encoder, job.recipe.loss, job.recipe.beta) for job in jobs}
     losses = {("released/simclr", None), ("ablation/simclr-mean", None), ("ablation/simclr-gap", 10.0)}

@@ -164,6 +164,15 @@ def test_other_data_in_the_same_place(tmp_path, digits, recipe):
     train(recipe, rounded, tmp_path, seed=1, how=again)
 
 
+def test_what_a_killed_process_left_half_written_goes(tmp_path, digits, recipe):
+    left = tmp_path / ".checkpoint.safetensors.x7"
+    left.write_bytes(b"half of it")
+    train(recipe, digits, tmp_path, seed=1, how=How(torch.device("cpu"), quiet=True))
+    assert not left.exists()
+    with pytest.raises(ValueError, match="expected checkpoint_seconds to be a finite number of at least 0, got nan"):
+        train(recipe, digits, tmp_path, seed=1, how=How(torch.device("cpu"), checkpoint_seconds=float("nan")))
+
+
 def test_two_runs_in_one_folder(tmp_path, digits, recipe):
     from filelock import FileLock
 

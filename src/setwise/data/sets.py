@@ -113,9 +113,7 @@ class MatchedSet:
         mask = torch.zeros(len(self.images), dtype=torch.bool, device="cpu")
         mask[shots[shots != PADDING]] = True
         used = mask.nonzero().flatten()
-        place = torch.full(
-            (len(self.images) + 1,), PADDING, device="cpu"
-        )  # one more, the last, for padding: -1
+        place = torch.full((len(self.images) + 1,), PADDING, device="cpu")  # one more, the last, for padding: -1
         place[used] = torch.arange(len(used), device="cpu")
         return replace(
             self,

@@ -147,6 +147,8 @@ FRESH = 10  # added to seeds, which then chose nothing
 def confirm(asked: Asked) -> list[Job]:
     """The best of the ablation, and the best that has a set-level term, on the test set, both encoders, fresh seeds."""
     found = [group for group in groups(collect(asked.results)[0]) if is_ablation(group) and group.data == asked.data]
+    # Of the recipe that they are confirmed with, nothing else changed.
+    found = [group for group in found if group.changed == f"validation {group.validation}"]
     best = {(row.loss, row.weight) for group in found for row, _ in bests_of(group)}
     if not best:
         raise ValueError(

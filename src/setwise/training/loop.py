@@ -17,7 +17,7 @@ import torch
 from filelock import FileLock, Timeout
 from torch import Tensor
 
-from setwise.checks import see
+from setwise.checks import check_number, see
 from setwise.data import ImageSet, MatchedSet
 from setwise.recipe import Recipe
 from setwise.training import checkpoint as checkpoints
@@ -93,8 +93,11 @@ def train(
     ``after_epoch`` measures more after each epoch: for its row, numbers or what only files of JSON can take.
     """
     first = how.processes.first
+    check_number(how.checkpoint_seconds, "checkpoint_seconds", least=0)
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder, how.processes):
+        for unfinished in folder.glob(f".{FILE}.*") if first else ():  # of a process that was killed
+            unfinished.unlink(missing_ok=True)
         found = _found(folder / FILE, recipe, seed, _about(data), how.resume)
         engine = Engine(recipe, data, seed=seed, device=how.device, processes=how.processes, capture=how.capture)
         if encoder is not None:

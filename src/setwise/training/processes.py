@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.nn.functional import all_reduce
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,20 @@ def leave() -> None:
         dist.destroy_process_group()
 
 
+class _Sum(torch.autograd.Function):
+    """Sum over the processes; backward, the sum of what all of them ask of it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        total = x.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return _Sum.forward(ctx, grad)
+
+
 class _SharedNorm(nn.modules.batchnorm._BatchNorm):
     """BatchNorm over the batch of all processes, on a CPU, where torch's SyncBatchNorm does not run."""
 
@@ -73,9 +87,9 @@ class _SharedNorm(nn.modules.batchnorm._BatchNorm):
         shape = [1, -1, *[1] * (input.ndim - 2)]
         count = input.numel() // input.shape[1] * dist.get_world_size()  # equal parts
         x = input.to(torch.promote_types(input.dtype, self.weight.dtype))  # sums of bf16 in float32
-        mean: Tensor = all_reduce(x.sum(over)) / count  # type: ignore[no-untyped-call]
+        mean: Tensor = _Sum.apply(x.sum(over)) / count  # type: ignore[no-untyped-call]
         centred = x - mean.view(shape)
-        variance: Tensor = all_reduce(centred.square().sum(over)) / count  # type: ignore[no-untyped-call]
+        variance: Tensor = _Sum.apply(centred.square().sum(over)) / count  # type: ignore[no-untyped-call]
         assert self.running_mean is not None
         assert self.running_var is not None
         assert self.num_batches_tracked is not None
