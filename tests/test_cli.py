@@ -224,3 +224,23 @@ def test_lists_with_commas_or_without(tmp_path, capsys, seeds):
         return
     main([*words, "--only", "released/cifar10-conv4-simclr/,paper/cifar10-conv4-simclr/"])
     assert capsys.readouterr().out.count("a,b/runs/") == 4
+
+
+def test_recipes_are_found_by_a_part_of_their_name(capsys):
+    main(["recipes", "digits-conv4-simclr"])
+    found = capsys.readouterr().out.split()
+    assert "paper/digits-conv4-simclr-qare" in found
+    assert all("digits-conv4-simclr" in name for name in found)
+    main(["recipes", "nothing"])
+    assert capsys.readouterr().out == "no recipe has 'nothing' in its name\n"
+
+
+def test_records_that_are_missing_in_the_end_are_the_exit_status(tmp_path, capsys, monkeypatch):
+    words = ["reproduce", "table3", "--seeds", "1", "--only", "conv4-simclr/", "--results", str(tmp_path)]
+    monkeypatch.setattr("setwise.experiments.reproduce.reproduce", lambda jobs, **how: 0)
+    main([*words, "--device", "cpu"])
+    assert capsys.readouterr().out == f"2 of 2 records in {tmp_path}\n"
+    monkeypatch.setattr("setwise.experiments.reproduce.reproduce", lambda jobs, **how: 1)
+    with pytest.raises(SystemExit, match="^1$"):
+        main([*words, "--device", "cpu"])
+    assert capsys.readouterr().out == f"1 of 2 records in {tmp_path}\n"

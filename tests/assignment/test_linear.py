@@ -26,6 +26,10 @@ def test_matching_accuracy_counts_true_partners():
     assert sw.matching_accuracy(z_a, z_a) == 1.0
     assert sw.matching_accuracy(z_a, z_a[[1, 0, 2, 3]]) == 0.5
     assert sw.matching_accuracy(z_a, z_a[[1, 2, 3, 0]], similarity="cosine") == 0.0
+    # Near in place, not in direction.
+    a, b = torch.tensor([[1.0, 0.0], [4.0, 1.0]]), torch.tensor([[1.0, 0.9], [4.0, -1.0]])
+    assert sw.matching_accuracy(a, b) == 1.0
+    assert sw.matching_accuracy(a, b, similarity="cosine") == 0.0
     # One-to-one: row 1 is nearest to column 0 too, but only one of them can have it.
     a, b = torch.tensor([[0.0], [0.4]]), torch.tensor([[0.1], [5.0]])
     assert sw.matching_accuracy(a, b) == 1.0

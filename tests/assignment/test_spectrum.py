@@ -255,3 +255,14 @@ def test_gram_is_the_product_in_pieces(n):
 def test_leading_is_exact_when_nothing_is_left_out():
     s = euclidean_pair(20, 4, 0)
     torch.testing.assert_close(compress_leading(s, 10).core, s)
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+def test_symmetric_is_meant_up_to_rounding_at_every_scale(scale):
+    z = scale * torch.randn(40, 7, generator=torch.Generator().manual_seed(0))
+    s = z @ z.T
+    s[3, 5] *= 1 + 8 * torch.finfo(s.dtype).eps  # as some products are rounded
+    sw.assignment.spectral_bounds(s, s)
+    s[3, 5] += 1e-3 * s.abs().max()
+    with pytest.raises(ValueError, match="expected a to be symmetric"):
+        sw.assignment.spectral_bounds(s, s)

@@ -65,6 +65,17 @@ def test_honest_archives_come_out_whole(writer, tmp_path, kind):
     assert writer.files == {name: (len(c), hashlib.sha256(c).hexdigest()) for name, c in FILES.items()}
 
 
+def test_a_data_set_may_have_all_that_it_can_have(tmp_path):
+    files = {f"{k}/file": b"1" for k in range(60)}  # headers are most of such a tar
+    folders = [tarfile.TarInfo(str(k)) for k in range(60)]
+    for folder in folders:
+        folder.type = tarfile.DIRTYPE
+    tar(tmp_path / "source", [*((folder, b"") for folder in folders), *files.items()])
+    (tmp_path / "target").mkdir()
+    unpack(tmp_path / "source", Writer(tmp_path / "target", 60, 60, tmp_path / "source"))
+    assert below(tmp_path / "target") == files
+
+
 OUTSIDE = ["../out", "a/../../out", "/tmp/out", "a/../..", "..", "", "c:/out", "a\\..\\..\\out", "./../out"]
 
 

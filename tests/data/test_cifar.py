@@ -36,6 +36,11 @@ def test_names_of_classes():
     assert cifar.CLASSES_100[99] == "worm"
 
 
+def test_the_makers_numbers_of_images():
+    for spec in (cifar.CIFAR10, cifar.CIFAR100):
+        assert [len(spec.files[split]) * spec.records[split] for split in cifar.SPLITS] == [50_000, 10_000]
+
+
 def test_the_set_is_found_in_a_folder_of_its_name(small_cifar, tmp_path):
     small_cifar().write(tmp_path / "cifar10", "python")
     assert len(sw.data.load("cifar10", tmp_path)) == 60
@@ -90,6 +95,9 @@ def test_damaged_python_files_are_named(small_cifar, tmp_path, make):
             sw.data.load("cifar10", tmp_path, split="test")
     path.write_bytes(make.python2_pickle(good))
     assert torch.equal(sw.data.load("cifar10", tmp_path, split="test").labels, torch.tensor(good["labels"]))
+    path.unlink()
+    with pytest.raises(DataError, match="test_batch, got no such file; it is damaged: fetch it again"):
+        sw.data.load("cifar10", tmp_path, split="test")
 
 
 # --- the reader of pickles -----------------------------------------------------------------------------------------

@@ -34,6 +34,13 @@ def packed(small_cifar, make, tmp_path):
     return made
 
 
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="counts open files as Linux shows them")
+def test_no_file_stays_open(packed, tmp_path):
+    sw.data.fetch("cifar10", tmp_path / "root", packed.archive, md5=md5(packed.archive))
+    files = [os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")]
+    assert not [file for file in files if str(tmp_path) in file]
+
+
 @pytest.mark.parametrize("kind", ["path", "file URL", "http URL", "folder"])
 def test_every_source_installs_the_same(packed, server, tmp_path, kind):
     server.content = packed.archive.read_bytes()

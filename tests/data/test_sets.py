@@ -77,6 +77,11 @@ def test_forms_are_checked():
         matched([[0], [1]], [[2], [-1]])
     with pytest.raises(sw.data.DataError, match="expected shots_a to index 12 images, got 12"):
         matched([[12]], [[1]])
+    for rows in ([[0], [1]], [0], [[]], [[0.0]]):
+        with pytest.raises(sw.data.DataError, match=r"expected shots_b int64 of shape \(1, S\), one row an identity"):
+            matched([[0]], rows)
+    with pytest.raises(sw.data.DataError, match="expected shots_a to index 12 images"):
+        matched([[0, -2]], [[1, -1]])
     with pytest.raises(ValueError, match="at most the 5 images of made, got instances=6"):
         sw.data.matched_halves(images(5), instances=6)
     with pytest.raises(ValueError, match="at least two pixels wide, got 1"):
@@ -113,6 +118,8 @@ def test_load_matched_splits_the_halves_of_the_digits():
     assert sorted(whole.identities) == sorted(n for p in parts.values() for n in p.identities)
     assert whole.split == "all"
     digits = sw.data.load("digits")
+    assert whole.identities == sw.data.matched_halves(digits, instances=100, seed=5).identities
+    assert whole.identities != sw.data.load_matched("digits", split="all", instances=100).identities
     for k, name in enumerate(parts["val"].identities):
         assert torch.equal(parts["val"].first_b[k], digits.images[int(name), :, :, 4:])
 

@@ -19,6 +19,32 @@ def test_features_of_images(name):
     assert sw.encoders.create(name, channels=1)(torch.randn(2, 1, 32, 32)).shape == (2, model.features)
 
 
+def plain(block: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """A basic block, layer by layer."""
+    y = block.norm2(block.conv2(block.norm1(block.conv1(x)).relu()))
+    return (y + block.shortcut(x)).relu()
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(("name", "stem"), [("conv4", "cifar"), ("resnet8", "cifar"), ("resnet18", "imagenet")])
+def test_features_are_those_of_the_layers_one_by_one(name, stem, training):
+    torch.manual_seed(0)
+    model, images = sw.encoders.create(name, stem=stem).double().train(training), torch.randn(3, 3, 32, 32).double()
+    if name == "conv4":
+        expected = model.blocks(images)
+    else:
+        x = model.stem(images)
+        for block in model.blocks:
+            x = plain(block, x)
+        # Three stages, or four, of which the first keeps the resolution.
+        assert x.shape[-2:] == ((8, 8) if name == "resnet8" else (1, 1))
+        expected = x.mean((2, 3))
+        if name == "resnet8":
+            expected = model.project(expected)
+    torch.testing.assert_close(model(images), expected)
+    torch.testing.assert_close(model.rest(model.first(images)), expected)
+
+
 def test_conv4_by_hand():
     convolutions = 9 * (3 * 8 + 8 * 16 + 16 * 32 + 32 * 64)
     assert size(sw.encoders.create("conv4")) == convolutions + 2 * (8 + 16 + 32 + 64)
@@ -56,12 +82,25 @@ def test_initial_weights_are_the_released_codes():
     torch.manual_seed(0)
     conv = sw.encoders.create("resnet56").blocks[-1].conv2
     assert conv.weight.std().item() == pytest.approx((2 / (9 * 64)) ** 0.5, rel=0.02)
+    first = sw.encoders.create("conv4").blocks[0]  # three channels in, eight out
+    assert first.weight.std().item() == pytest.approx((2 / (9 * 8)) ** 0.5, rel=0.15)
     norm = sw.encoders.create("conv4").blocks[1]
     assert (norm.weight == 1).all()
     assert (norm.bias == 0).all()
 
 
+def test_initial_weights_as_the_paper_says():
+    torch.manual_seed(0)
+    model = sw.encoders.create("resnet8", initial="xavier")
+    for layer, both_fans in ((model.blocks[1].conv1, 9 * (16 + 32)), (model.project, 64 + 64)):
+        bound = (6 / both_fans) ** 0.5
+        assert 0.98 * bound < layer.weight.abs().max() <= bound
+        assert layer.weight.std().item() == pytest.approx(bound / 3**0.5, rel=0.05)
+    assert (model.project.bias == 0).all()
+
+
 def test_head():
+    assert [tuple(layer.weight.shape) for layer in sw.encoders.projection_head()[::3]] == [(256, 64), (64, 256)]
     head = sw.encoders.projection_head(512, 128, 32)
     assert head(torch.randn(4, 512)).shape == (4, 32)
     assert [type(layer).__name__ for layer in head] == ["Linear", "BatchNorm1d", "LeakyReLU", "Linear"]

@@ -46,6 +46,15 @@ def test_by_hand():
         assert found == {1: 1.0, 3: expected}
 
 
+def test_the_temperature_is_a_tenth():
+    # One neighbour is the query itself; two of another class outvote it once they are nearer than 0.1 log 2.
+    query, label, train_y = torch.tensor([[1.0, 0.0]]), torch.tensor([0]), torch.tensor([0, 1, 1])
+    for gap, expected in ((0.072, 1.0), (0.067, 0.0)):
+        other = torch.tensor([1 - gap, math.sqrt(1 - (1 - gap) ** 2)])
+        train_x = torch.stack([query[0], other, other * torch.tensor([1, -1])])
+        assert knn_accuracy(train_x, train_y, query, label, classes=2, k=(3,)) == {3: expected}
+
+
 @pytest.mark.parametrize("chunk", [1, 13, 79, 80, 10_000])
 def test_chunks_do_not_matter(chunk):
     train, test = clusters(300), clusters(80, seed=1)

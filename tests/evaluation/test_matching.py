@@ -252,12 +252,23 @@ def test_quadratic_is_nearly_enumeration_and_never_worse_than_linear(weight, sim
 
 @pytest.mark.parametrize("similarity", MEASURES)
 def test_the_problem_handed_on_differs_by_a_constant(similarity, monkeypatch):
-    handed_on = []
-    monkeypatch.setattr(module, "solve_quadratic", lambda *x, **_: handed_on.extend(x) or solve_quadratic(*x, **_))
+    handed_on, options = [], {}
+
+    def spy(*matrices, **how):
+        handed_on.extend(matrices)
+        options.update(how)
+        return solve_quadratic(*matrices, **how)
+
+    monkeypatch.setattr(module, "solve_quadratic", spy)
     z_a, z_b = pair(5, 3)
     z_a[2] = z_b[4] = 0  # of no similarity to themselves, unlike all others
     match_quadratic(z_a, z_b, weight=2.0, similarity=similarity)
     order = np.argsort(module._random_order(5))
+    linear = match(z_a, z_b, similarity=similarity).assignment
+    assert options["initial"].tolist() == order[linear.numpy()].tolist()
+    for structure in handed_on[:2]:  # about the mean of the pairs, without a row and itself
+        assert structure.sum().item() == pytest.approx(0, abs=1e-12)
+        assert (structure.diagonal() == 0).all()
     values = [
         quadratic_objective(*handed_on[:2], torch.tensor(order[list(p)]), handed_on[2]) for p in permutations(range(5))
     ]

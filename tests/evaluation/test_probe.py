@@ -120,6 +120,7 @@ def test_the_same_bits_for_the_same_seed_and_others_for_another():
     assert runs[0].train_loss != runs[2].train_loss
     assert torch.equal(state, torch.random.get_rng_state())
     assert all(torch.equal(a, b) for a, b in zip(copies, (*train, *test), strict=True))
+    linear_probe(*train, *test, classes=4, epochs=1, seed=2**63 - 1)  # the largest
 
 
 def test_initial_weights_are_distributed_as_nn_linears():
@@ -206,6 +207,20 @@ def test_bad_features():
     huge = (3e38 / x.abs().max() * x).float()
     with pytest.raises(ValueError, match=r"expected a finite loss, got inf after 1 epochs; features of up to 3e\+38"):
         linear_probe(huge, y, huge, y, classes=4, epochs=1, seed=1)
+
+
+def test_a_loss_that_is_not_finite_any_more_is_told(monkeypatch):
+    data, plain, calls = clusters(50), probe._Regression.epoch, []
+
+    def epoch(self):
+        plain(self)
+        calls.append(None)
+        if len(calls) > 1:
+            self.sums[0] = float("nan")
+
+    monkeypatch.setattr(probe._Regression, "epoch", epoch)
+    with pytest.raises(ValueError, match="expected a finite loss, got nan after 3 epochs"):
+        linear_probe(*data, *data, classes=4, epochs=3, seed=1)
 
 
 @pytest.mark.gpu

@@ -172,6 +172,7 @@ def test_figure_3_in_numbers_and_lines(drawn_page, tmp_path):
     assert (small["QARe adds, %"], large["QARe adds, %"]) == (pytest.approx(3), pytest.approx(3))
     assert (small["dense QARe adds, %"], large["dense QARe adds, %"]) == (None, pytest.approx(50))
     assert (small["paper's adds, %"], large["paper's adds, %"]) == (13, 29)
+    assert (small["memory, MiB"], large["memory, MiB"]) == (None, 1024)
     assert (large["QARe adds to it, %"], large["dense QARe adds to it, %"]) == (0, pytest.approx(25))
     assert (small["paper's adds to it, %"], large["paper's adds to it, %"]) == (None, 0.78)
     page = drawn_page

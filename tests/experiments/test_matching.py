@@ -17,7 +17,9 @@ from setwise.data import load_matched
 from setwise.data.sets import split_sizes
 from setwise.evaluation import load_encoder
 from setwise.experiments import matching, records, runs
+from setwise.experiments.recipes import recipe as find
 from setwise.training import checkpoint
+from setwise.training.engine import Engine
 from setwise.training.loop import How
 
 CPU = torch.device("cpu")
@@ -217,3 +219,12 @@ def test_commands_and_recipes_fit(tmp_path):
         main(["pretrain", "--recipe", "paper/digits-matching-infonce", "--out", str(tmp_path)])
     with pytest.raises(SystemExit, match=r"expected a recipe for `setwise match`, got method 'simclr'"):
         main(["match", "--recipe", "paper/digits-conv4-simclr", "--out", str(tmp_path)])
+
+
+def test_of_equal_epochs_the_first_is_kept(tmp_path, monkeypatch):
+    kept, keep = [], Engine.keep
+    monkeypatch.setattr(matching, "matching_accuracy", lambda *pair: 0.5)
+    monkeypatch.setattr(Engine, "keep", lambda engine: (kept.append(engine.epoch + 1), keep(engine)))
+    recipe = replace(find("paper/digits-matching-infonce"), epochs=2, batch=32, instances=100)
+    record = matching.run_matching(recipe, tmp_path, name="x", seed=1, how=How(CPU, quiet=True))
+    assert kept == [record["final"]["best_epoch"]] == [1]

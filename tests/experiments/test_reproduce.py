@@ -12,12 +12,13 @@ import torch
 from filelock import FileLock, Timeout
 
 from setwise.cli import main
+from setwise.data import load
 from setwise.experiments import records
 from setwise.experiments import reproduce as module
 from setwise.experiments.jobs import Job, expand
 from setwise.experiments.matching import run_matching
 from setwise.experiments.recipes import recipe as find
-from setwise.experiments.reproduce import estimate, listing, reproduce, work
+from setwise.experiments.reproduce import IMAGES, estimate, listing, reproduce, work
 from setwise.experiments.runs import splits
 from setwise.training.checkpoint import write_text
 from setwise.training.errors import Interrupted
@@ -53,8 +54,15 @@ def test_the_other_tables_and_the_time_they_take(tmp_path):
     beta = expand("fig-beta", data="cifar10", seeds=(1, 2, 3))
     assert sorted({job.recipe.beta for job in beta}) == [i / 8 for i in range(16)]
     assert len(beta) == 2 * 16 * 3
-    for job in expand("ablation", data="cifar10"):
+    ablation = expand("ablation", data="cifar10")
+    for job in ablation:
         assert (job.recipe.validation, job.recipe.encoder) == (5000, "conv4")
+        kind, weight = job.variant.removeprefix("validation").strip("-"), job.recipe.beta
+        loss = {"": "released/simclr", "clamp-qare": "released/simclr-qare"}
+        kind = kind if weight is None else kind.removesuffix(f"-{weight:g}")
+        assert job.recipe.loss == loss.get(kind, f"ablation/simclr-{kind}")
+    assert {job.seed for job in ablation} == {1, 2, 3, 4, 5}
+    assert len({job.recipe for job in ablation}) == len(ablation) / 5, "no recipe under two names"
     both = expand(("table2", "table3"), data="cifar10")
     assert {job.name for job in both} == names
     assert len(both) == 3 * len(names), "what two tables share is run once"
@@ -68,6 +76,8 @@ def test_the_other_tables_and_the_time_they_take(tmp_path):
     (tmp_path / "bench-step-x.json").write_text(json.dumps({"encoders": {"conv4": row}}))
     assert estimate(jobs, tmp_path) == pytest.approx([200 * 391 * 0.5e-3] * 4)
     assert estimate(expand("table2", data="cifar10", only=("conv4-random",)), tmp_path) == [0] * 6
+    assert estimate(ablation[:1], tmp_path) == pytest.approx([200 * 352 * 0.5e-3]), "5,000 images are kept apart"
+    assert IMAGES["digits"][0] == len(load("digits"))
     tiny = expand("table2", data="tiny-imagenet", seeds=(1,), only=("conv4-simclr",))
     assert estimate(tiny, tmp_path) == pytest.approx([4 * 200 * 782 * 0.5e-3] * 4)
     halves = expand("table1", data="cifar10", seeds=(1,), instances=10_000, only=("paper/cifar10-matching-triplet/",))
@@ -112,15 +122,18 @@ def test_the_best_of_an_ablation_is_confirmed_on_fresh_seeds(tmp_path, keep):
     assert {job.seed for job in jobs} == {11, 12}
     assert {job.recipe.validation for job in jobs} == {0}
     assert len({job.record(tmp_path) for job in jobs}) == len(jobs) == 12
+    with pytest.raises(ValueError, match="expected records of `setwise reproduce ablation` below .*, got none"):
+        expand("confirm", data="cifar100", results=tmp_path / "results")
 
 
 def test_what_could_keep_resnet32_below_the_paper():
     jobs = expand("shortfall", seeds=(1,))
     plain = find("released/cifar10-resnet32-simclr")
     assert jobs[0].recipe == plain
-    for job in jobs[1:]:
-        different = [key for key, value in job.recipe.as_json().items() if value != plain.as_json()[key]]
-        assert different in (["loss"], ["initial"], ["drop_last"], ["views"], ["epochs"], ["epochs", "precision"])
+    different = [
+        [key for key, value in job.recipe.as_json().items() if value != plain.as_json()[key]] for job in jobs[1:]
+    ]
+    assert different == [["loss"], ["initial"], ["drop_last"], ["views"], ["epochs"], ["epochs", "precision"]]
 
 
 def test_choosing_on_a_part_of_the_training_set():
@@ -173,6 +186,10 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(tmp_path, capfd):
         reproduce([replace(jobs[0], recipe=jobs[1].recipe)], results=tmp_path, scratch=tmp_path / "s", device=CPU) == 0
     )
     assert not list(tmp_path.rglob("*.failed"))
+    capfd.readouterr()
+    jobs[0].record(tmp_path).unlink()
+    assert reproduce(jobs, results=tmp_path, scratch=tmp_path / "t", device=CPU) == 1
+    assert capfd.readouterr().err.count("failed:") == 1, "one worker has said it already"
 
 
 def test_a_failure_is_told_before_the_run_is_let_go(tmp_path, monkeypatch):

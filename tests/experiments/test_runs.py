@@ -3,6 +3,7 @@
 import csv
 import json
 import shutil
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -148,6 +149,7 @@ def without(tensors, name):
         (lambda it: replace(it, data={}), "got them without the shape, mean, std, classes of their images; the file"),
         (lambda it: replace(it, data=without(it.data, "std")), "got them without the std of their images; the file"),
         (lambda it: replace(it, data=it.data | {"shape": []}), r"got them for images of shape \[\], not \[C, H, W\]"),
+        (lambda it: replace(it, data=it.data | {"shape": [1, 0, 8]}), r"got them for images of shape \[1, 0, 8\], not"),
     ],
 )
 def test_checkpoints_that_lack_something_are_refused(folder, tmp_path, change, said):
@@ -313,3 +315,38 @@ def test_paths_tell_nothing_of_the_machine(tmp_path):
     words = ["pretrain", "--out", str(tmp_path / "x"), "--data", "photos/train", f"--root={tmp_path / 'a=b'}"]
     said = ["pretrain", "--out", "x", "--data", "photos/train", "--root=a=b"]
     assert list(map(records.plain_path, words)) == said
+
+
+def test_the_command_is_recorded_without_the_machines_paths(monkeypatch):
+    words = ["/somewhere/bin/setwise", "pretrain", "--out=/home/me/run", "--root", "/data/sets", "--seed", "3"]
+    monkeypatch.setattr("sys.argv", words)
+    command = records.surroundings(torch.device("cpu"))["command"]
+    assert command == ["setwise", "pretrain", "--out=run", "--root", "sets", "--seed", "3"]
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+def test_the_commit_is_that_of_the_source(tmp_path, monkeypatch):
+    def git(*words):
+        who = ["-c", "user.name=x", "-c", "user.email=x@example.org", "-c", "commit.gpgsign=false"]
+        return subprocess.run(["git", *who, *words], cwd=folder, check=True, capture_output=True, text=True).stdout
+
+    def commit(file):
+        monkeypatch.setattr(records, "__file__", str(file))
+        return records.surroundings(torch.device("cpu"))["commit"]
+
+    folder = tmp_path / "checkout"
+    folder.mkdir()
+    (folder / "records.py").write_text("1")
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
+    monkeypatch.delenv("SETWISE_COMMIT", raising=False)
+    assert commit(folder / "records.py") is None, "no checkout"
+    monkeypatch.setenv("SETWISE_COMMIT", "0123abc")
+    assert commit(folder / "records.py") == "0123abc"
+    git("init", "-q")
+    git("add", "records.py")
+    git("commit", "-q", "-m", "one")
+    head = git("rev-parse", "HEAD").strip()
+    assert commit(folder / "records.py") == head
+    (folder / "records.py").write_text("2")
+    assert commit(folder / "records.py") == f"{head}+"
+    assert commit(folder / "installed.py") is None, "a package inside of someone's checkout is not of its commit"

@@ -9,7 +9,15 @@ from scipy.stats import entropy
 
 from setwise.experiments.collected import collect, groups
 from setwise.experiments.page import Page
-from setwise.experiments.spectra import Structure, effective_rank, last_look, looks_table, spectra_onto, structures
+from setwise.experiments.spectra import (
+    Structure,
+    effective_rank,
+    last_look,
+    looks_table,
+    mean_spectrum,
+    spectra_onto,
+    structures,
+)
 
 
 @pytest.fixture
@@ -118,6 +126,13 @@ def test_pictures_show_every_loss_with_and_without_its_term(drawn_page, group):
     series, _ = page.drawn["SparseCLR, largest eigenvalue"]
     assert series["SparseCLR"][-1][1] > series["SparseCLR + QARe"][-1][1]
     assert "QARe acts on the eigenvalues" in page.html()
+    assert looks_table(group).caption in page.html()
+
+
+def test_a_mean_spectrum_ends_where_the_shortest_does():
+    looks = [Structure(spectrum=(3.0, 1.0)), Structure(), Structure(spectrum=(1.0,))]
+    assert mean_spectrum(looks) == [2.0]
+    assert mean_spectrum([Structure()]) == []
 
 
 def test_without_looks_there_is_no_section(keep, tmp_path):

@@ -59,8 +59,9 @@ def test_too_few_seeds():
     assert paired_difference({1: 2.0}, {2: 1.0}) is None
     assert paired_difference({}, {}) is None
     assert paired_difference({1: 2.0, 2: 5.0}, {1: 1.5}) == PairedDifference(0.5, None, None, 1, (1,))
-    with pytest.raises(ValueError, match="expected a level between 0 and 1, got 95"):
-        paired_difference({1: 2.0}, {1: 1.5}, level=95)
+    for level in (0, 1, 95):
+        with pytest.raises(ValueError, match=f"expected a level between 0 and 1, got {level}"):
+            paired_difference({1: 2.0}, {1: 1.5}, level=level)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from setwise.experiments.tables import (
     classification_table,
     matching_table,
     overview,
+    shown,
     tables_of,
 )
 
@@ -202,6 +203,8 @@ def test_classification_by_form_and_overview(tmp_path, keep):
     assert text(table, "Deep InfoMax", "probe accuracy") == "-"
     wide = overview(found)
     assert [one.name for one in wide] == ["classification-paper", "classification-released"]
+    names = {row.label for group in found[:2] for row in group.rows}
+    assert {row[0] for row in wide[0].rows} == names, "no row for a term that no group has"
     assert text(wide[0], "SimCLR + QARe", "ResNet-32, CIFAR-10") == "61.00 ± 1.41"
     assert text(wide[0], "SimCLR + QARe", "ResNet-32, CIFAR-10, paper") == "76.85 ± 0.39"
     assert len(tables_of(found)) == 6
@@ -258,6 +261,13 @@ def test_the_ablation_in_words_the_best_first(tmp_path, keep):
         ablation_answer(group)
     )
     assert "confirmed once, on fresh seeds and the test set" in ablation_answer(group)
+    for seed in (1, 2):  # now the best has none
+        name, changes = "released/cifar10-conv4-simclr", {"loss": "ablation/simclr-mean", "validation": 5000}
+        keep(name, seed, {"probe_accuracy": 0.7 + seed / 1000}, variant="validation-mean", **changes)
+    (first, _), second = bests_of(only(tmp_path))
+    assert (first.loss, second) == ("ablation/simclr-mean", (row, difference))
+    assert "of those with a set-level term" not in ablation_answer(group)
+    assert f"; of those with a set-level term {row.label}, {shown(difference)}. " in ablation_answer(only(tmp_path))
 
 
 def test_a_changed_recipe_is_compared_with_the_one_that_has_fewer_changes(tmp_path, keep):
@@ -286,6 +296,8 @@ def test_a_changed_recipe_is_compared_with_the_one_that_has_fewer_changes(tmp_pa
     assert (table.rows[2][4].low, table.rows[2][4].high) == pytest.approx((expected.low, expected.high))
     html = make_page(found, []).html()
     assert "Recipes with changes" in html
+    table_of_it = html.partition("Recipes with changes")[2].partition("<table")[2]
+    assert table_of_it.startswith(' class="wrap">'), "words take more lines"
     assert changes_table([group for group in found if not group.changed]) is None
 
 

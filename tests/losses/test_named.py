@@ -46,6 +46,20 @@ def test_nt_xent(views, similarity, temperature):
     torch.testing.assert_close(got, -torch.exp(-losses).mean().log())
 
 
+def test_functions_have_the_defaults_of_the_losses(views):
+    z_a, z_b = views(6, 4)
+    for loss, function in (
+        (sw.AssignmentLoss(), sw.functional.assignment_loss),
+        (sw.InfoNCE(temperature=0.05, similarity="cosine"), sw.functional.info_nce),
+        (sw.NTXent(temperature=0.5, similarity="cosine"), sw.functional.nt_xent),
+        (sw.SparseCLR(margin=1.0, candidates="all", similarity="cosine"), sw.functional.sparse_clr),
+        (sw.TripletMargin(margin=0.5, similarity="euclidean"), sw.functional.triplet_margin),
+        (sw.NTLogistic(temperature=0.05, similarity="cosine", negatives="mean"), sw.functional.nt_logistic),
+        (sw.QARe(similarity="cosine", normalization="n2", shift=1.0), sw.functional.qare),
+    ):
+        assert loss(z_a, z_b) == type(loss)()(z_a, z_b) == function(z_a, z_b) > 0
+
+
 def test_clamp_bounds_similarities_not_logits(views):
     z_a, z_b = views(6, 4)
     s, partner = among_all(z_a, z_b, "cosine")

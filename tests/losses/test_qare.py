@@ -113,6 +113,14 @@ def test_about_the_mean(views, options):
     assert torch.autograd.gradcheck(lambda a, b: sw.functional.qare(a, b, center=True, **options), leaves)
 
 
+def test_one_item_at_the_mean_has_no_direction():
+    offsets = torch.randn(2, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    offsets = torch.cat([torch.zeros(1, 4, dtype=torch.float64), offsets, -offsets])
+    z = 0.1 + offsets
+    assert (z[0] - z.mean(0)).abs().max() > 0  # by rounding, which must not count as a direction
+    torch.testing.assert_close(qare(z, z, center=True), qare(offsets, offsets))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("n", [7, 100, 1000])
 def test_a_collapsed_set_has_no_directions_about_its_mean(n, dtype):

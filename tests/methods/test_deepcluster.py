@@ -69,6 +69,13 @@ def test_small_but_real_variance_counts():
     assert adjusted_rand_score(whitened(features, 2)[:, 1] > 0, features[:, 1] > features[:, 1].mean()) > 0.9
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_whitened_features_have_float32_at_least(dtype):
+    found = whitened(cloud().to(dtype), 5)
+    assert found.dtype == torch.promote_types(dtype, torch.float32)
+    torch.testing.assert_close(found.double(), whitened(cloud().to(dtype).double(), 5), atol=1e-5, rtol=0)
+
+
 def test_whitening_errors():
     with pytest.raises(ValueError, match=r"1 to F dimensions, got \(1500, 10\) and 11"):
         whitened(cloud(), 11)
@@ -114,6 +121,7 @@ def test_kinds_of_images_become_clusters():
     method = make_method(data)
     method.begin_epoch(data, seed=1, epoch=0)
     assert method.clusters.shape == (len(data),)
+    assert method.weights.shape == (10,)  # ten clusters a class
     assert adjusted_rand_score(truth, method.clusters) == 1
     # 46 images: a cluster of 8 has weight 38/46.
     sizes = np.bincount(truth.numpy())

@@ -31,6 +31,14 @@ def test_kmeans_by_hand():
     assert found.inertia.item() == pytest.approx(4 * 0.5**2)
 
 
+def test_kmeans_takes_five_starts_of_thirty_iterations():
+    points = torch.randn(1500, 10, generator=seeded(3))  # not settled by then
+    found = kmeans(points, 12, generator=seeded())
+    for starts, iterations in ((5, 30), (4, 30), (6, 30), (5, 29), (5, 31)):
+        other = kmeans(points, 12, generator=seeded(), starts=starts, iterations=iterations)
+        assert torch.equal(other.centres, found.centres) == ((starts, iterations) == (5, 30))
+
+
 def test_kmeans_finds_blobs():
     points, truth = blobs()
     found = kmeans(points, 8, generator=seeded())

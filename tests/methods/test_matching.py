@@ -6,9 +6,11 @@ import torch
 from setwise import methods
 from setwise.assignment import matching_accuracy
 from setwise.data import MatchedSet, load, matched_halves
+from setwise.methods.deepinfomax import FIRST_VIEW
 from setwise.methods.matching import draw_shots
 from setwise.recipe import Recipe
 from setwise.training.engine import Engine
+from setwise.views import philox as generator
 from setwise.views import preset
 
 CPU = torch.device("cpu")
@@ -51,6 +53,20 @@ def test_shots_are_uniform_and_do_not_depend_on_the_batch(shots):
     for row in range(4):
         alone, _ = draw_shots(shots, torch.tensor([row]), seed=key(1), epoch=key(3))
         assert alone.tolist() == [whole[row], whole[4 + row]]
+
+
+def test_no_view_and_no_prior_shares_a_counter_with_the_shots(shots, monkeypatch):
+    seen, philox = [], generator.philox
+
+    def spy(counter, key):
+        seen.append(counter)
+        return philox(counter, key)
+
+    monkeypatch.setattr(generator, "philox", spy)
+    draw_shots(shots, torch.arange(4), seed=key(1), epoch=key(2))
+    # The last word is 16 view + block: a view's number that nobody counts up to, and below those of the prior.
+    assert (seen[0][3] >= 16 * 2**26).all()
+    assert (seen[0][3] < 16 * FIRST_VIEW).all()
 
 
 def test_it_learns_to_match_halves():

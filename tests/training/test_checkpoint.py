@@ -47,6 +47,24 @@ def test_what_is_saved_is_loaded(tmp_path):
     assert os.listdir(tmp_path) == ["checkpoint.safetensors"]
 
 
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="counts open files as Linux shows them")
+def test_no_file_stays_open(tmp_path):
+    checkpoint.save(tmp_path / "checkpoint.safetensors", ONE)
+    files = [os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")]
+    assert not [file for file in files if str(tmp_path) in file]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="others have no such rights")
+def test_others_may_read_what_the_user_lets_them(tmp_path):
+    before = os.umask(0o026)
+    try:
+        checkpoint.write_text(tmp_path / "text", "words")
+    finally:
+        after = os.umask(before)
+    assert (tmp_path / "text").stat().st_mode & 0o777 == 0o640
+    assert after == 0o026, "looking at it changes nothing"
+
+
 def test_weights_are_ordinary_safetensors(tmp_path):
     path = tmp_path / "checkpoint.safetensors"
     checkpoint.save(path, ONE)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from setwise import encoders, methods
-from setwise.data import ImageSet
+from setwise.data import ImageSet, matched_halves
 from setwise.losses.presets import presets
 from setwise.recipe import METHODS, Recipe
 from setwise.training.engine import Engine, _check_share
@@ -16,6 +16,14 @@ from setwise.training.schedule import epoch_order
 from setwise.views import preset
 
 CPU = torch.device("cpu")
+CLASSES = {
+    "simclr": methods.Contrastive,
+    "sparseclr": methods.Contrastive,
+    "supervised": methods.Supervised,
+    "rotation": methods.Rotation,
+    "deepcluster": methods.DeepCluster,
+    "deepinfomax": methods.DeepInfoMax,
+}
 
 
 def trained(recipe, data, steps=None, *, seed=1, epochs=1):
@@ -69,11 +77,37 @@ def test_every_method_trains_and_repeats_itself_bit_for_bit(digits, method):
     recipe = Recipe(method=method, loss=f"released/{method}" if contrastive else None, epochs=2, batch=60, lr=3e-3)
     before = Engine(recipe, digits, seed=1, device=CPU)
     first, second = (trained(recipe, digits, epochs=2) for _ in range(2))
+    assert type(first.method) is CLASSES[method]
     assert torch.equal(weights(first), weights(second))
     assert not torch.equal(weights(first), weights(trained(recipe, digits, epochs=2, seed=2)))
     encoders_of = [dict(e.method.encoder.named_parameters()) for e in (before, first)]
     assert all(not torch.equal(encoders_of[0][name], encoders_of[1][name]) for name in encoders_of[0])
     assert "loss" in first.means()
+
+
+def test_a_method_is_made_of_the_recipes_numbers(digits):
+    base = Recipe(loss="paper/simclr-qare", beta=0.7, hidden=48, embedding=24, views="supervised", padding=3)
+    for stem, side in (("cifar", 3), ("imagenet", 7)):
+        recipe = replace(base, encoder="resnet18", stem=stem, initial="xavier")
+        simclr = methods.create(recipe, digits)
+        first = simclr.encoder.stem[0]
+        assert (first.in_channels, first.kernel_size) == (1, (side, side))
+        bound = (6 / (65 * side**2)) ** 0.5  # Glorot and Bengio's; a normal distribution goes beyond
+        assert first.weight.abs().max() <= bound
+    assert (simclr.head[0].out_features, simclr.head[-1].out_features, simclr.loss.beta) == (48, 24, 0.7)
+    assert simclr.views == replace(preset("supervised", mean=digits.mean, std=digits.std), padding=3)
+    alone = replace(base, method="supervised", loss=None, beta=None)
+    clustered = methods.create(replace(alone, method="deepcluster"), digits)
+    assert (clustered.classifier[0].out_features, len(clustered.weights), len(clustered.clusters)) == (48, 100, 200)
+    for adversarial in (True, False):
+        recipe = replace(alone, method="deepinfomax", adversarial=adversarial)
+        assert methods.create(recipe, digits).adversarial is adversarial
+    for method in ("supervised", "random"):
+        recipe = replace(alone, method=method, epochs=0)
+        assert methods.create(recipe, digits).classifier.out_features == 10
+    recipe = replace(base, method="matching", loss="paper/matching-triplet-qare", encoder="resnet8")
+    matching = methods.create(recipe, matched_halves(digits))
+    assert (matching.project.out_features, matching.loss.beta) == (24, 0.7)
 
 
 def test_preparing_leaves_no_trace(digits, recipe):
@@ -102,11 +136,18 @@ def test_sgd_with_momentum_and_decay_equals_torch(digits):
     views = preset("none", mean=digits.mean, std=digits.std)
     for epoch, lr in enumerate([0.1, 0.1, 0.01, 0.001]):
         optimizer.param_groups[0]["lr"] = lr
+        loss = hits = 0.0
         for samples in epoch_order(200, seed=1, epoch=epoch).split(50):
             x = views(digits.images[samples], samples=samples, seed=1, epoch=epoch).double()
             optimizer.zero_grad()
-            nn.functional.cross_entropy(model.classifier(model.encoder(x)), digits.labels[samples]).backward()
+            logits, labels = model.classifier(model.encoder(x)), digits.labels[samples]
+            mean = nn.functional.cross_entropy(logits, labels)
+            mean.backward()
             optimizer.step()
+            loss += mean.item() / 4
+            hits += (logits.argmax(1) == labels).double().mean().item() / 4
+    assert engine.means() == pytest.approx({"loss": loss, "accuracy": hits}, rel=1e-6)
+    assert hits > 0.5
     expected = torch.cat([x.flatten() for x in model.state_dict().values()])
     torch.testing.assert_close(weights(engine), expected, rtol=1e-9, atol=1e-11)
 

@@ -1,7 +1,9 @@
 """Nothing is lost: killed, told to stop, out of space, diverged, in the wrong folder."""
 
+import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,6 +19,7 @@ from setwise.training import checkpoint, loop
 from setwise.training.engine import Engine
 from setwise.training.errors import TrainingError
 from setwise.training.loop import How, train
+from setwise.training.progress import Reporter
 
 CPU = torch.device("cpu")
 RUN = ["--recipe", "paper/digits-conv4-simclr", "--no-evaluate", "--device", "cpu", "--batch", "100"]
@@ -178,3 +181,43 @@ def test_two_runs_in_one_folder(tmp_path, digits, recipe):
 
     with FileLock(tmp_path / ".lock"), pytest.raises(ValueError, match=r"for this run alone.*another --out"):
         train(recipe, digits, tmp_path, seed=1, how=How(CPU, quiet=True))
+
+
+def test_progress_is_lines_now_and_then_and_a_bar_on_a_terminal(monkeypatch, capsys):
+    now = 100.0
+    monkeypatch.setattr("setwise.training.progress.time.monotonic", lambda: now)
+    with Reporter("a run", epochs=4, images=600) as reporter:
+        reporter.update(0.5, {"loss": 3.0})  # from here on it is measured
+        now = 109.0
+        reporter.update(1.0, {"loss": 2.0})
+        assert capsys.readouterr().err == ""
+        now = 110.0
+        reporter.update(1.5, {"loss": 1.0})
+        assert capsys.readouterr().err == "a run: epoch 2/4  loss 1.0000  60 images/s  25 s left\n"
+        now = 112.0
+        reporter.update(3.5, {"loss": 1.0})
+        assert capsys.readouterr().err == ""
+        reporter.update(4.0, {"loss": 0.5}, force=True)
+        assert capsys.readouterr().err == "a run: epoch 4/4  loss 0.5000  175 images/s  0 s left\n"
+    monkeypatch.undo()
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr("sys.stderr", Terminal())
+    with Reporter("a run", epochs=4, images=600) as reporter:
+        reporter.update(0.5, {"loss": 3.0})
+        reporter.update(2.0, {"loss": 2.0})
+    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", sys.stderr.getvalue())
+    assert re.search(r"a run .* 50% epoch 3/4  loss 2.0000  [0-9,]+ images/s", shown)
+
+
+def test_the_last_epoch_is_told_unless_all_is_quiet(tmp_path, digits, recipe, capsys):
+    short = replace(recipe, epochs=3)
+    train(short, digits, tmp_path / "quiet", seed=1, how=How(CPU, quiet=True))
+    assert capsys.readouterr().err == ""
+    _, last = train(short, digits, tmp_path / "told", seed=1, how=How(CPU))
+    assert f"training: epoch 3/3  loss {last.history[-1]['loss']:.4f}" in capsys.readouterr().err

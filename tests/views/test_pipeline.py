@@ -97,6 +97,9 @@ def test_presets_are_those_of_the_notes():
     colours = {"brightness": 0.1, "contrast": 0.1, "saturation": 0.1, "hue": 0.1}
     assert preset("matching") == Views(flip=0.5, jitter=1.0, **colours)
     assert preset("none") == Views()
+    assert preset("flip") == Views(flip=0.5)
+    half = {"brightness": 0.4, "contrast": 0.4, "saturation": 0.4, "hue": 0.1}
+    assert preset("modern") == replace(preset("self-supervised"), **half)
     images = batch(3)
     torch.testing.assert_close(Views()(images, samples=torch.arange(3), seed=0, epoch=0), images / 255)
 
@@ -120,6 +123,8 @@ def test_bad_input():
         views.draw([0, 1], (4, 4), **keys)
     with pytest.raises(ValueError, match="expected seed to be an integer from 0.*got -1"):
         views(images, samples=samples, seed=-1, epoch=0)
+    with pytest.raises(ValueError, match=r"expected seed to be an integer from 0 to 2\^63 - 1, got 9223372036854775"):
+        views(images, samples=samples, seed=2**63, epoch=0)
     with pytest.raises(ValueError, match="expected epoch to be an integer from 0.*got 1.5"):
         views(images, samples=samples, seed=0, epoch=1.5)
     with pytest.raises(ValueError, match=r"expected epoch as .* tensor of shape \(\).*got torch.int64, \(1,\)"):
@@ -135,6 +140,8 @@ def test_bad_input():
     with pytest.raises(ValueError, match=r"expected box of shape \(3, 4\)"):
         views.apply(images[:3], views.draw(samples, (16, 16), **keys))
     parameters = views.draw(samples, (16, 16), **keys)
+    with pytest.raises(ValueError, match=r"expected flip of shape \(4,\), torch.bool on cpu.*got \(4,\), torch.int32"):
+        views.apply(images, parameters._replace(flip=parameters.flip.int()))
     with pytest.raises(ValueError, match="expected order to have 0, 1, 2, 3 in each row"):
         views.apply(images, parameters._replace(order=torch.zeros_like(parameters.order)))
     with pytest.raises(ValueError, match="expected boxes of 1 to 16 x 16 pixels"):

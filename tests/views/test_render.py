@@ -224,9 +224,11 @@ def test_normalisation_and_formats():
     )
     plain = views.apply(images, parameters)
     torch.testing.assert_close(plain, expected)
-    other = views.apply(images, parameters, dtype=torch.bfloat16, channels_last=True)
-    assert other.is_contiguous(memory_format=torch.channels_last)
-    assert torch.equal(other, plain.bfloat16())
+    for dtype in (torch.float32, torch.bfloat16):
+        for last in (False, True):
+            other = views.apply(images, parameters, dtype=dtype, channels_last=last)
+            assert other.is_contiguous(memory_format=torch.channels_last) == last
+            assert torch.equal(other, plain.to(dtype))
     assert torch.equal(views.apply(images.to(memory_format=torch.channels_last), parameters), plain)
 
 
