@@ -200,7 +200,7 @@ def _tables(found: Found) -> list[Shown]:
             ("loss", "pairwise", "with QARe"),
             [(name, matched(name), matched(f"{name} + QARe")) for name in NAMED],
             f"one seed, QARe at the paper's weight; untrained {matched('untrained')}, guessing {100 / HELD_OUT_SET:g}. "
-            "So few digits tell little of QARe, which gained with 10,000 instances and not with 1,467 (README)",
+            "So few digits tell little of QARe: its gain in matching showed with 10,000 instances, see README",
         ),
         Shown(
             "The same as one family: halves matched, %",
