@@ -318,7 +318,7 @@ def test_paths_tell_nothing_of_the_machine(tmp_path):
 
 
 def test_the_command_is_recorded_without_the_machines_paths(monkeypatch):
-    words = ["/somewhere/bin/setwise", "pretrain", "--out=/home/me/run", "--root", "/data/sets", "--seed", "3"]
+    words = ["/somewhere/bin/setwise", "pretrain", "--out=/elsewhere/run", "--root", "/data/sets", "--seed", "3"]
     monkeypatch.setattr("sys.argv", words)
     command = records.surroundings(torch.device("cpu"))["command"]
     assert command == ["setwise", "pretrain", "--out=run", "--root", "sets", "--seed", "3"]
