@@ -125,8 +125,8 @@ def check_same_kind(x: Tensor, name: str, other: Tensor, other_name: str) -> Non
 
 def check_embeddings(z_a: Tensor, z_b: Tensor, extra: Tensor | None = None) -> None:
     """Raise unless ``z_a`` and ``z_b`` are [N, E] alike, N, E >= 1, and ``extra`` is [M, E] of their kind."""
-    given = [(z_a, "z_a"), (z_b, "z_b")] if extra is None else [(z_a, "z_a"), (z_b, "z_b"), (extra, "extra_negatives")]
-    for z, name in given:
+    more = () if extra is None else ((extra, "extra_negatives"),)
+    for z, name in ((z_a, "z_a"), (z_b, "z_b"), *more):
         if isinstance(z, Tensor) and z.ndim == 1 and not z.is_floating_point():
             raise ValueError(
                 f"expected {name} of shape (N, E), one row an item, got {z.dtype} of shape {tuple(z.shape)}, labels "

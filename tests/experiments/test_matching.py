@@ -155,6 +155,14 @@ def test_export_and_probe_take_the_chosen_epoch(run, tmp_path):
 SMALL = ["match", "--recipe", "paper/digits-matching-infonce-qare", *QUICK, "--batch", "2"]
 
 
+def test_what_is_matched_is_told(tmp_path, capsys):
+    words = [*SMALL, "--no-quiet", "--instances", "20", "--epochs", "0", "--no-evaluate"]
+    main([*words, "--out", str(tmp_path)])
+    assert "digits-halves: 14 / 3 / 3 items for train / val / test, each the left and the right half of an image" in (
+        capsys.readouterr().out
+    )
+
+
 @pytest.mark.parametrize("instances", range(1, matching.LEAST))
 def test_too_few_identities_are_refused_before_training(tmp_path, instances):
     said = rf"expected at least 6 identities in digits, .* got {instances}; give more images, or a larger --instances"

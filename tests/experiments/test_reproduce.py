@@ -87,6 +87,8 @@ def test_the_other_tables_and_the_time_they_take(tmp_path):
     assert estimate(halves, tmp_path) == [None]
     with pytest.raises(ValueError, match="expected no instances for cuhk03"):
         expand("table1", data="cuhk03", instances=100)
+    with pytest.raises(ValueError, match="expected data to be one of .*'cuhk03', got 'photos'"):
+        expand("table1", data="photos")
     with pytest.raises(ValueError, match="expected at least one seed, got none"):
         expand("table1", seeds=())
     with pytest.raises(ValueError, match="expected at_once"):

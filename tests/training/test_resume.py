@@ -176,6 +176,11 @@ def test_what_a_killed_process_left_half_written_goes(tmp_path, digits, recipe):
         train(recipe, digits, tmp_path, seed=1, how=How(torch.device("cpu"), checkpoint_seconds=float("nan")))
 
 
+def test_a_network_is_not_taken_for_weights(tmp_path, digits, recipe):
+    with pytest.raises(ValueError, match="expected encoder to be weights, a state_dict of the recipe's .*, got Linear"):
+        train(recipe, digits, tmp_path, seed=1, how=How(CPU, quiet=True), encoder=torch.nn.Linear(2, 2))
+
+
 def test_two_runs_in_one_folder(tmp_path, digits, recipe):
     from filelock import FileLock
 

@@ -318,7 +318,7 @@ def _corrected(answers: Sequence[Found], verdict: str, fewer_than: float = math.
     tests = [(ours, said) for *_, ours, said in answers if isinstance(ours, PairedDifference) and said != UNCONFIRMED]
     tests = [(ours, said) for ours, said in tests if ours.p is not None]
     mine = [i for i, (_, said) in enumerate(tests) if said == verdict]
-    if not mine or len(tests) < 2 or not all(map(_against_zero, filter(lambda answer: answer[3] == verdict, answers))):
+    if not mine or len(tests) < 2 or not all(map(_against_zero, (x for x in answers if x[3] == verdict))):
         return ""
     adjusted = holm([ours.p for ours, _ in tests if ours.p is not None])
     stay = sum(adjusted[i] < LEVEL for i in mine)
