@@ -1,6 +1,6 @@
 """Check and time the eigenvalue kernel on a CUDA device against torch.linalg.eigh.
 
-python benchmarks/eigh_gpu.py [--json FILE] [--quick]
+python benchmarks/eigh_gpu.py [--json FILE]
 
 Errors are relative to the spectral norm, in float64 on the CPU. Times are medians over replays of a CUDA
 graph with several calls; torch.linalg.eigh, which cannot be captured, is timed call by call.
@@ -19,12 +19,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from setwise.kernels.eigh import Jacobi, Plan, eigh
+from setwise.kernels.eigh import LARGEST, eigh
 
-SIZES = (1, 2, 3, 17, 33, 64, 65, 66, 96, 128, 129)
-TIMED = (17, 33, 65, 66, 96, 128, 129)
+SIZES = (1, 2, 3, 17, 33, 64, 65, 66, 96, 128, 132)
+TIMED = (17, 33, 65, 66, 96, 128, 132, 133)
 BATCHES = (1, 2, 8)
-VARIANTS = (4, 8, 16)  # lanes a pair of columns
 CALLS = 10  # in one graph
 REPLAYS = 30
 
@@ -142,7 +141,6 @@ def main() -> None:
     """Print a table and write the record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, default=None)
-    parser.add_argument("--quick", action="store_true", help="leave out the variants of the kernel")
     options = parser.parse_args()
     record: dict[str, object] = {
         "device": torch.cuda.get_device_name(),
@@ -169,26 +167,13 @@ def main() -> None:
             row: dict[str, object] = {"n": n, "batch": batch}
             for kind in ("decay 0", "decay 1", "indefinite"):
                 a = inputs(n, batch, kind)
-                captured = n <= 128
+                captured = n <= LARGEST
                 row[kind] = graph_milliseconds(eigh, a) if captured else call_milliseconds(eigh, a)
             row["torch.linalg.eigh"] = call_milliseconds(torch.linalg.eigh, inputs(n, batch, "decay 1"))
             rows.append(row)
             print("  ".join(f"{k} {v:.4f}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()))
     record["milliseconds"] = rows
 
-    if not options.quick:
-        variants = []
-        for n in (17, 33, 49, 65, 96, 128):
-            for lanes in VARIANTS:
-                solve = Jacobi(Plan(n, lanes))
-                worst = [max(column) for column in zip(*check(solve, n, seeds=1).values(), strict=True)]
-                kinds = ("decay 0", "decay 1", "indefinite")
-                times = {k: graph_milliseconds(solve, inputs(n, 2, k)) for k in kinds}
-                times["identity"] = graph_milliseconds(solve, torch.eye(n, device="cuda").repeat(2, 1, 1))
-                variants.append({"n": n, "lanes": lanes, "worst": worst, **times})
-                print(f"n {n} lanes {lanes}: " + " ".join(f"{e:.1e}" for e in worst), end="  ms ")
-                print(" ".join(f"{t:.4f}" for t in times.values()))
-        record["variants, batch 2"] = variants
     if options.json:
         options.json.write_text(json.dumps(record, indent=1) + "\n")
 

@@ -70,7 +70,7 @@ def test_the_wheel_has_all_of_the_package_and_nothing_else(wheel):
     inside = {name for name in names if not name.startswith(about)}
     files = [path for path in SOURCE.rglob("*") if path.suffix in (".py", ".cu", ".typed")]
     assert inside == {f"setwise/{path.relative_to(SOURCE).as_posix()}" for path in files}
-    assert {"setwise/py.typed", "setwise/kernels/jacobi.cu", "setwise/cli.py"} <= inside
+    assert {"setwise/py.typed", "setwise/kernels/eigh.cu", "setwise/cli.py"} <= inside
     assert f"{about}licenses/LICENSE" in names
 
 
@@ -95,7 +95,7 @@ from importlib.resources import files
 z = torch.eye(4)
 print(sw.__file__)
 print(round(sw.SetContrastive(sw.InfoNCE(temperature=0.5), beta=0.5)(z, z).item(), 3))
-print(len(files("setwise.kernels").joinpath("jacobi.cu").read_text()) > 1000)
+print(len(files("setwise.kernels").joinpath("eigh.cu").read_text()) > 1000)
 """
     place, loss, kernel = outside(installed, sys.executable, "-c", code).splitlines()
     assert Path(place).is_relative_to(installed)
