@@ -1,4 +1,4 @@
-// Enough of CUDA for a kernel to run on a CPU: a fiber for each thread of a block, which change at shuffles and barriers.
+// Enough of CUDA for a kernel to run on a CPU: a fiber for each thread of a block, changing at shuffles and barriers.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
