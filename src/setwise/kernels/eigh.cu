@@ -164,6 +164,7 @@ __device__ __forceinline__ float minus(float2 a, float2 b) { return (a.x - b.x) 
 __device__ __forceinline__ int rank_of(const float2* poles, int i, int start, int end) {
     const float2 own = poles[i];
     float before = 0.0f;
+#pragma unroll 4
     for (int j = start + threadIdx.x % 4; j < end; j += 4) {
         const float2 x = poles[j];
         const bool tie = x.x == own.x && (x.y < own.y || (x.y == own.y && j < i));
@@ -182,6 +183,7 @@ __device__ __forceinline__ float4 root_after(const Memory& memory, int i, Block 
     const bool last = i == block.end - 1;
     const float2 own = memory.poles[i], next = memory.poles[last ? i : i + 1];
     float gap = last ? -2.0f : minus(next, own), value = 0.0f, total = 0.0f;
+#pragma unroll 4
     for (int j = block.start + thread; j < block.end; j += 4) {
         const float z2 = memory.z[j] * memory.z[j];
         value += __fdividef(z2, minus(memory.poles[j], own) - 0.5f * gap);
@@ -198,6 +200,7 @@ __device__ __forceinline__ float4 root_after(const Memory& memory, int i, Block 
     bool done = !block.joined;
     for (int turn = 0; turn < TURNS && __any_sync(EVERY_LANE, !done); ++turn) {
         float f = 0.0f, size = 0.0f, far = 0.0f, weight = 0.0f;
+#pragma unroll 4
         for (int j = block.start + thread; j < block.end; j += 4) {
             const float z = memory.z[j], delta = minus(memory.poles[j], origin);
             const float inverse = __fdividef(1.0f, delta - mu), y = mu * inverse;
@@ -312,6 +315,7 @@ __device__ __forceinline__ void conquer(Memory& memory) {
             const Block block = block_of(i, half);
             const float2 own = memory.sorted[i];
             float more = 0.0f;
+#pragma unroll 4
             for (int j = block.start + thread; j < i && block.joined; j += 4)
                 more = fmaxf(more, fmaf(static_cast<float>(i - j), SEPARATION, minus(memory.sorted[j], own)));
             more = fmaxf(more, __shfl_xor_sync(EVERY_LANE, more, 1));
@@ -334,6 +338,7 @@ __device__ __forceinline__ void conquer(Memory& memory) {
             const Block block = block_of(i, half);
             const float2 own = memory.poles[i];
             float product = 1.0f;
+#pragma unroll 4
             for (int j = block.start + thread; j < block.end && block.joined; j += 4) {
                 const float away = minus_root(own, memory.roots[j]);
                 if (j == block.end - 1) {
@@ -353,6 +358,7 @@ __device__ __forceinline__ void conquer(Memory& memory) {
             const Block block = block_of(i, half);
             const float4 root = block.joined ? memory.roots[i] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
             float squares = 0.0f;
+#pragma unroll 4
             for (int j = block.start + thread; j < block.end && block.joined; j += 4) {
                 const float x = memory.again[j] / minus_root(memory.poles[j], root);
                 squares = fmaf(x, x, squares);
