@@ -14,7 +14,15 @@ import setwise as sw
 from setwise.encoders.resnet import BasicBlock
 from setwise.kernels import conv as fused
 from setwise.kernels.conv import conv_norm, conv_norm_through
-from setwise.kernels.conv_plan import WARPS, Layer, convolution, normalisation, weight_gradient
+from setwise.kernels.conv_plan import (
+    WARPS,
+    Layer,
+    convolution,
+    normalisation,
+    processors_for,
+    share_device,
+    weight_gradient,
+)
 
 # images, side, channels in and out, kernel, stride, pool, residual, ReLU
 RESNET = [
@@ -167,6 +175,17 @@ class TestPlans:
             assert got.data_ptr() % fused.ALIGNED == 0
             assert torch.equal(got, grad)
             assert got.dim() < 4 or got.is_contiguous(memory_format=torch.channels_last)
+
+    def test_many_runs_share_a_device(self):
+        try:
+            assert processors_for(132) == 132
+            share_device(3)
+            assert processors_for(132) == 44
+            share_device(12)
+            assert processors_for(132) == 33
+            assert processors_for(2) == 1
+        finally:
+            share_device(1)
 
     def test_texts_are_there(self):
         layer = layer_of(*RESNET[1])

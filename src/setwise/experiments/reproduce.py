@@ -29,6 +29,7 @@ from setwise.experiments import records, runs
 from setwise.experiments.jobs import Job
 from setwise.experiments.matching import run_matching
 from setwise.experiments.recipes import recipe
+from setwise.kernels.conv_plan import share_device
 from setwise.recipe import Recipe
 from setwise.training.checkpoint import write_text
 from setwise.training.errors import Interrupted, TrainingError, out_of_memory
@@ -142,7 +143,8 @@ def _failure(record: Path) -> Path:
     return record.with_suffix(".failed")
 
 
-def _worker(*arguments: Any) -> None:
+def _worker(at_once: int, *arguments: Any) -> None:
+    share_device(at_once)
     try:
         work(*arguments)
     except (Interrupted, KeyboardInterrupt):  # the one who asked knows, and says it once
@@ -185,7 +187,7 @@ def reproduce(
 
 def _side_by_side(at_once: int, arguments: tuple[Any, ...]) -> None:
     context = mp.get_context("spawn")
-    workers = [context.Process(target=_worker, args=arguments) for _ in range(at_once)]
+    workers = [context.Process(target=_worker, args=(at_once, *arguments)) for _ in range(at_once)]
     seen = 0
 
     def stop(number: int, frame: object) -> None:

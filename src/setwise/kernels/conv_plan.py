@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
+from setwise.checks import check_count
 from setwise.kernels.nvrtc import Kernel, compile_kernel
 
 Pool = Literal["none", "average", "global"]
@@ -19,6 +20,7 @@ IMAGE_CHANNELS = 7  # of a first layer: up to here they are loaded one by one
 SIDES = (4, 8, 16, 32, 64, 128, 256)  # pixels of an image's side: tiles fill it without a rest
 TILE_WIDTH = 32
 SHARED_FOR_TWO = 113 * 1024  # bytes of shared memory with which two blocks fit on a multiprocessor of an H200
+MOST_PARTS = 4  # of a device that layers are divided for
 JOBS = 4  # pairs of 16 x 16 channels whose weights' gradient one block sums
 
 
@@ -218,6 +220,22 @@ def normalisation(layer: Layer, processors: int) -> tuple[Launch, Launch, Launch
 
 
 _kernels: dict[tuple[object, ...], Kernel] = {}
+_runs = 1
+
+
+def share_device(runs: int) -> None:
+    """Plan layers from now on for a device on which this many processes train at once."""
+    global _runs
+    check_count(runs, "runs")
+    _runs = runs
+
+
+def processors_for(count: int) -> int:
+    """Multiprocessors, of ``count``, that a layer is divided for: a part of them where many runs share the device.
+
+    Fewer blocks with more to do each have less to wait for, and what they leave free others use.
+    """
+    return max(1, count // min(_runs, MOST_PARTS))
 
 
 def _compile(launch: Launch, device: torch.device) -> Kernel:
@@ -234,7 +252,7 @@ class Plan:
     def __init__(self, layer: Layer, device: torch.device) -> None:
         self.layer, self.device = layer, device
         properties = torch.cuda.get_device_properties(device)
-        processors = properties.multi_processor_count
+        processors = processors_for(properties.multi_processor_count)
         self.early = properties.major >= 9
         launches = [convolution(layer, processors), *weight_gradient(layer, processors)]
         launches += normalisation(layer, processors)
