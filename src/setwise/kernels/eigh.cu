@@ -16,6 +16,7 @@
 #define EPSILON 1.1920929e-7f
 #define SEPARATION 7.4505806e-9f  // 2^-27
 #define FLOOR 1.4901161e-8f       // 2^-26
+#define NOTHING 1e-30f            // squares of entries that are zero beside one near 1; below, squares lose their digits
 #define TURNS 12                  // of an iteration that takes three to five
 
 #define ROWS (THREADS / 8)                        // of a matrix in registers: eight threads have a row, four columns
@@ -81,7 +82,7 @@ __device__ __forceinline__ void make_tridiagonal(Memory& memory, const float* ma
                 }
                 next = sum_over(next, 8);
                 rest = sum_over(rest, 8);
-                const bool needed = rest > 0.0f;
+                const bool needed = rest > NOTHING;
                 const float length = sqrtf(fmaf(next, next, rest)), beta = next < 0.0f ? length : -length;
                 const float inverse = needed ? 1.0f / (next - beta) : 0.0f;
                 if (mine) {
