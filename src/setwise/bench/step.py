@@ -169,7 +169,7 @@ def _worker(name: str, device: str, seconds: float, barrier: Any, results: Any) 
             for _ in range(min(20, engine.steps - engine.step_in_epoch)):
                 engine.step()
                 steps += 1
-            engine.means()
+        engine.means()  # waits for the device, as a run does after each epoch
     results.put(steps / (time.perf_counter() - began))
 
 
@@ -198,7 +198,9 @@ def streams_per_hour(name: str, device: torch.device, concurrent: int, seconds: 
     """The same with ``concurrent`` runs in one process, each on a CUDA stream of its own, stepped in turn."""
     recipe = find(name)
     data = material(recipe)
+    share_device(concurrent)
     engines = [Engine(recipe, data, seed=seed, device=device) for seed in range(concurrent)]
+    share_device(1)
     lanes = [torch.cuda.Stream(device) for _ in engines]  # type: ignore[no-untyped-call]
 
     def turns(count: int) -> None:

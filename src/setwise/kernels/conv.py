@@ -35,6 +35,7 @@ from setwise.kernels.conv_plan import (
     Layer,
     Plan,
     Pool,
+    processors_of,
 )
 from setwise.kernels.nvrtc import or_none
 
@@ -42,8 +43,8 @@ ALIGNED = 16  # bytes that are read at once
 
 
 @cache
-def _plan(layer: Layer, device: torch.device) -> Plan | None:
-    return or_none(lambda: Plan(layer, device), "the kernels of a convolution", "plain torch", device)
+def _plan(layer: Layer, device: torch.device, processors: int) -> Plan | None:
+    return or_none(lambda: Plan(layer, device, processors), "the kernels of a convolution", "plain torch", device)
 
 
 def _images(like: Tensor, channels: int, size: tuple[int, int]) -> Tensor:
@@ -220,7 +221,7 @@ def conv_norm(
     one; their results are the same from run to run. Elsewhere it is the modules themselves.
     """
     layer = _layer(x, conv, norm, residual, relu, pool)
-    plan = _plan(layer, x.device) if layer is not None else None
+    plan = _plan(layer, x.device, processors_of(x.device)) if layer is not None else None
     if plan is None:
         return _finish(norm(conv(x)), residual, relu, pool)
     apply: Callable[..., Tensor] = _ConvNorm.apply
@@ -230,7 +231,7 @@ def conv_norm(
 def conv_norm_through(x: Tensor, conv: nn.Conv2d, norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
     """relu(norm(conv(x))), and ``x`` itself for a shortcut, whose gradient is added where that of ``x`` is computed."""
     layer = _layer(x, conv, norm, through=True)
-    plan = _plan(layer, x.device) if layer is not None else None
+    plan = _plan(layer, x.device, processors_of(x.device)) if layer is not None else None
     if plan is None:
         return _finish(norm(conv(x)), None, True, "none"), x
     apply: Callable[..., tuple[Tensor, Tensor]] = _ConvNorm.apply
