@@ -198,6 +198,20 @@ def test_bench_step_measures_a_step_with_and_without_qare(tmp_path, capsys):
     assert "an epoch" in " ".join(capsys.readouterr().out.split())
 
 
+def test_bench_step_measures_other_methods(tmp_path, capsys, monkeypatch):
+    met = []
+    monkeypatch.setattr("setwise.bench.step.epoch_seconds", lambda recipe, data, device: met.append(recipe) or 0.5)
+    command = ["bench", "step", "--encoders", "conv4", "matching", "--device", "cpu", "--seconds", "0", "--methods"]
+    monkeypatch.setattr("setwise.bench.step.ours", lambda *given: [1.0])
+    main([*command, "--no-compare", "--out", str(tmp_path)])
+    rows = json.loads((tmp_path / "bench-step.json").read_text())["encoders"]
+    methods = ["supervised", "rotation", "deepcluster", "deepinfomax"]
+    assert rows["conv4"]["methods"] == {f"paper/cifar10-conv4-{name}": 0.5 * 50_000 / 2000 for name in methods}
+    assert rows["matching"]["methods"] == {}
+    assert [it.method for it in met] == ["simclr", *methods, "matching"]
+    assert "an epoch of other methods: supervised 12.50 s, rotation" in " ".join(capsys.readouterr().out.split())
+
+
 def test_data_preview_draws_images_beside_their_views(tmp_path, capsys):
     out = tmp_path / "sheet.png"
     main(["data", "preview", "digits", "--images", "3", "--columns", "2", "--out", str(out)])

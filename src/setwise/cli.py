@@ -74,6 +74,7 @@ def bench_step(
     workers: Annotated[int, tyro.conf.arg(help="of the DataLoader that is compared with")] = 2,
     concurrent: Annotated[tuple[int, ...], tyro.conf.arg(help="also measure this many runs at once")] = (),
     compare: Annotated[bool, tyro.conf.arg(help="with plain torch and torchvision's transforms")] = True,
+    methods: Annotated[bool, tyro.conf.arg(help="also an epoch of the paper's other methods")] = False,
 ) -> None:
     """What a training step costs, beside a plain torch + torchvision loop, in one run."""
     from setwise.bench.step import run
@@ -88,6 +89,7 @@ def bench_step(
             workers=workers,
             concurrent=concurrent,
             compare=compare,
+            methods=methods,
         )
     )
 

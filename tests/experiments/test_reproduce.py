@@ -76,6 +76,12 @@ def test_the_other_tables_and_the_time_they_take(tmp_path):
     (tmp_path / "bench-step-x.json").write_text(json.dumps({"encoders": {"conv4": row}}))
     assert estimate(jobs, tmp_path) == pytest.approx([200 * 391 * 0.5e-3] * 4)
     assert estimate(expand("table2", data="cifar10", only=("conv4-random",)), tmp_path) == [0] * 6
+    others = expand("table2", data="cifar10", seeds=(1,), only=("paper/cifar10-conv4-deepinfomax", "conv4-rotation"))
+    assert [job.recipe.method for job in others] == ["rotation", "rotation", "deepinfomax"]
+    assert estimate(others, tmp_path) == [None] * 3, "another method takes another time"
+    row["methods"] = {"paper/cifar10-conv4-deepinfomax": 0.7, "paper/cifar10-conv4-rotation": 0.25}  # an epoch
+    (tmp_path / "bench-step-x.json").write_text(json.dumps({"encoders": {"conv4": row}}))
+    assert estimate(others, tmp_path) == pytest.approx([200 * 0.25] * 2 + [200 * 0.7])
     assert estimate(ablation[:1], tmp_path) == pytest.approx([200 * 352 * 0.5e-3]), "5,000 images are kept apart"
     assert IMAGES["digits"][0] == len(load("digits"))
     tiny = expand("table2", data="tiny-imagenet", seeds=(1,), only=("conv4-simclr",))

@@ -23,6 +23,7 @@ from setwise.checks import check_count
 from setwise.data import ImageSet, MatchedSet, matched_halves
 from setwise.data.sets import split_sizes
 from setwise.encoders import create, projection_head
+from setwise.experiments.recipes import RECIPES as ALL
 from setwise.experiments.recipes import recipe as find
 from setwise.experiments.records import surroundings
 from setwise.kernels.conv_plan import share_device
@@ -243,6 +244,7 @@ def run(
     workers: int,
     concurrent: Sequence[int],
     compare: bool = True,
+    methods: bool = False,
 ) -> dict[str, Any]:
     """Measure, show a table, write ``out``/bench-step.json."""
     for count in concurrent:
@@ -273,9 +275,17 @@ def run(
             except ImportError as error:  # torchvision: not a dependency of ours
                 console.print(f"no comparison with torchvision: {error}")
         row["epoch_seconds"] = epoch_seconds(recipe, data, device) * IMAGES / len(data)
+        if methods:
+            row["methods"] = {
+                name: epoch_seconds(other, data, device) * IMAGES / len(data) for name, other in _others(recipe)
+            }
         record["encoders"][encoder] = row
         table.add_row(encoder, str(recipe.batch), *_cells(row), f"{row['epoch_seconds']:.2f} s")
     console.print(table)
+    for encoder in which if methods else ():
+        times = record["encoders"][encoder]["methods"].items()
+        said = ", ".join(f"{find(name).method} {seconds:.2f} s" for name, seconds in times)
+        console.print(f"{encoder}, an epoch of other methods: {said or 'there are none'}")
     for encoder in which if concurrent else ():
         rates = {n: runs_per_hour(RECIPES[encoder], device, n, seconds) for n in concurrent}
         record["encoders"][encoder]["runs_per_hour"] = rates
@@ -289,6 +299,16 @@ def run(
     (out / "bench-step.json").write_text(json.dumps(record, indent=1) + "\n")
     console.print(f"written to {out / 'bench-step.json'}")
     return record
+
+
+def _others(recipe: Recipe) -> list[tuple[str, Recipe]]:
+    """The paper's recipes that learn without a contrastive loss, on this one's data and encoder."""
+    return [
+        (name, it)
+        for name, it in ALL.items()
+        if name.startswith("paper/") and (it.data, it.encoder, it.loss) == (recipe.data, recipe.encoder, None)
+        if it.epochs
+    ]
 
 
 def _cells(row: dict[str, Any]) -> list[str]:

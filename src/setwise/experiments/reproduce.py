@@ -30,7 +30,7 @@ from setwise.experiments.jobs import Job
 from setwise.experiments.matching import run_matching
 from setwise.experiments.recipes import recipe
 from setwise.kernels.conv_plan import share_device
-from setwise.recipe import Recipe
+from setwise.recipe import CONTRASTIVE, Recipe
 from setwise.training.checkpoint import write_text
 from setwise.training.errors import Interrupted, TrainingError, out_of_memory
 from setwise.training.loop import How
@@ -43,15 +43,18 @@ def estimate(jobs: Sequence[Job], results: Path) -> list[float | None]:
     """Seconds that the training of each of ``jobs`` takes, alone, by the step times that ``results`` holds.
 
     Those are of 32 x 32 pixels; larger images take as many times longer as they have pixels. None where a step of
-    such an encoder and batch was not measured (``setwise bench step`` does).
+    such an encoder, batch and method was not measured (``setwise bench step --methods`` does).
     """
-    measured: dict[tuple[bool, str, int], float] = {}
+    measured: dict[tuple[str, str, int], float] = {}
     for path in sorted(results.glob("bench-step*.json")):
         with suppress(
             OSError, ValueError, KeyError, TypeError, AttributeError
         ):  # another's file, or of another version
             for row in json.loads(path.read_text())["encoders"].values():
                 measured[_step(recipe(row["recipe"]))] = float(row["setwise_ms"])
+                for name, seconds in row.get("methods", {}).items():
+                    it = recipe(name)
+                    measured[_step(it)] = 1e3 * float(seconds) / _steps(it, IMAGES[it.data][0])
     found: list[float | None] = []
     for it in (job.recipe for job in jobs):
         if it.epochs and (it.data not in IMAGES or _step(it) not in measured):
@@ -59,9 +62,12 @@ def estimate(jobs: Sequence[Job], results: Path) -> list[float | None]:
             continue
         images, pixels = IMAGES.get(it.data, (0, 0))
         images = split_sizes(it.instances or images)[0] if it.method == "matching" else images - it.validation
-        steps = images // it.batch if it.drop_last else -(-images // it.batch)
-        found.append(pixels * it.epochs * steps * measured[_step(it)] / 1e3 if it.epochs else 0.0)
+        found.append(pixels * it.epochs * _steps(it, images) * measured[_step(it)] / 1e3 if it.epochs else 0.0)
     return found
+
+
+def _steps(it: Recipe, images: int) -> int:
+    return images // it.batch if it.drop_last else -(-images // it.batch)
 
 
 def listing(jobs: Sequence[Job], results: Path) -> list[str]:
@@ -78,9 +84,9 @@ def listing(jobs: Sequence[Job], results: Path) -> list[str]:
     return [*lines, f"{len(missing)} of {len(jobs)} runs to make{took}"]
 
 
-def _step(it: Recipe) -> tuple[bool, str, int]:
+def _step(it: Recipe) -> tuple[str, str, int]:
     """What a step's time depends on most."""
-    return it.method == "matching", it.encoder, it.batch
+    return "contrastive" if it.method in CONTRASTIVE else it.method, it.encoder, it.batch
 
 
 def run_of(recipe: Recipe) -> Callable[..., dict[str, Any]]:
