@@ -85,6 +85,18 @@ def test_qare_against_its_control_is_paired_by_seed(keep, found):
     assert (paper, against) == (None, ours), "the paper matched on CUHK-03 only"
 
 
+def test_in_an_ablation_the_control_has_the_same_weight(keep, found):
+    name, kept = "released/cifar10-conv4-simclr", {"validation": 5000}
+    for seed, (ours, control) in enumerate(((0.61, 0.60), (0.63, 0.61)), start=1):
+        keep(name, seed, {"probe_accuracy": 0.6}, variant="validation", **kept)
+        for loss, weight, accuracy in (("qare", 1.0, ours), ("qare", 10.0, 0.5), ("frobenius", 1.0, control)):
+            more = {**kept, "loss": f"ablation/simclr-{loss}", "beta": weight}
+            keep(name, seed, {"probe_accuracy": accuracy}, variant=f"validation-{loss}-{weight:g}", **more)
+    ((where, verdict, ours, _),) = told(settings(found()), "QARe beats its control")
+    assert where.startswith("SimCLR, weight 1: CIFAR-10, Conv-4, released form, 5,000 validation images")
+    assert (verdict, ours.mean) == ("cannot be told", pytest.approx(1.5))
+
+
 def test_many_settings_are_named_and_corrected_for(keep, found):
     for i, encoder in enumerate(("conv4", "resnet32")):
         for form in ("paper", "released"):

@@ -129,6 +129,23 @@ def test_pictures_show_every_loss_with_and_without_its_term(drawn_page, group):
     assert looks_table(group).caption in page.html()
 
 
+def test_an_ablations_picture_goes_from_the_plain_loss_from_weight_to_weight(drawn_page, keep, look, tmp_path):
+    name, ranks = "released/cifar10-conv4-simclr", {}
+    for loss, weight, spread, accuracy in ((None, None, 2.0, 0.5), ("qare", 1.0, 1.0, 0.6), ("qare", 10.0, 0.0, 0.55)):
+        more = {"loss": f"ablation/simclr-{loss}", "beta": weight} if loss else {}
+        seen = {seed: look(seed, spread) for seed in (1, 2)}
+        ranks[weight] = np.mean([np.exp(entropy(view)) for one in seen.values() for view in one["eigenvalues"]])
+        for seed, structure in seen.items():
+            about = {"epochs": [{"epoch": 1, "loss": 1.0, "structure": structure}]}
+            variant = f"validation-{loss}-{weight:g}" if loss else "validation"
+            final = {"probe_accuracy": accuracy + seed / 100}
+            keep(name, seed, final, variant=variant, about=about, validation=5000, **more)
+    spectra_onto(drawn_page, groups(collect(tmp_path / "results")[0]))
+    ((series, _),) = drawn_page.drawn.values()
+    expected = [(round(ranks[weight], 1), accuracy) for weight, accuracy in ((None, 51.5), (1.0, 61.5), (10.0, 56.5))]
+    assert series == {"QARe without clamp": expected}
+
+
 def test_a_mean_spectrum_ends_where_the_shortest_does():
     looks = [Structure(spectrum=(3.0, 1.0)), Structure(), Structure(spectrum=(1.0,))]
     assert mean_spectrum(looks) == [2.0]

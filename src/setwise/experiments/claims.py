@@ -19,6 +19,7 @@ GOAL = 1.0  # points: the gain that this project looks for
 BOTH = ("conv4", "resnet32")  # the paper's encoders
 SPARSE = 50.0  # a support below so many per cent of the negatives is called sparse: softmax, unclamped, has 100
 LEVEL = 0.05
+CONTROLLED = ("ablation/simclr-qare", "ablation/simclr-frobenius")  # of an ablation, the same but for the eigenvalues
 NAMED = 4  # settings of one verdict that the lead names
 EXPLAINED = (
     "Differences are taken seed by seed, between the loss with the term and the same loss without it, and then "
@@ -78,12 +79,18 @@ def _against_control(group: Group, base: str) -> PairedDifference | None:
 
 
 def _beats_control(found: Sequence[Group]) -> list[Found]:
-    return [
-        (f"{word(base)}: {group.setting}", None, difference, VERDICTS[difference.side])
-        for group in found
-        for base in dict.fromkeys(row.base for row in group.rows)
-        if (difference := _against_control(group, base)) is not None
-    ]
+    rows: list[Found] = []
+    for group in found:
+        for base in dict.fromkeys(row.base for row in group.rows):
+            if (difference := _against_control(group, base)) is not None:
+                rows.append((f"{word(base)}: {group.setting}", None, difference, VERDICTS[difference.side]))
+        ours, control = ({row.weight: row for row in group.rows if row.loss == loss} for loss in CONTROLLED)
+        for weight, row in ours.items() if is_ablation(group) else ():
+            other = control[weight].values(group.measure[0]) if weight in control else {}
+            if (difference := paired_difference(row.values(group.measure[0]), other)) is not None:
+                where = f"{word(row.base)}, weight {weight:g}: {group.setting}"
+                rows.append((where, None, difference, VERDICTS[difference.side]))
+    return rows
 
 
 def _paper_gain(group: Group, base: str) -> str | None:

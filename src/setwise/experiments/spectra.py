@@ -152,9 +152,8 @@ def spectra_onto(page: Page, found: Sequence[Group]) -> None:
     page.heading("What set-level terms act on")
     page.text(EXPLAINED, LOOKS)
     for group, table in tables:
-        if not group.validation:
-            for base in dict.fromkeys(row.base for row in group.rows):
-                _pictures(page, group, base)
+        for base in dict.fromkeys(row.base for row in group.rows):
+            (_ranks if group.validation else _pictures)(page, group, base)
         replace(table, note="").onto(page)  # said above, once for all of them
 
 
@@ -178,6 +177,22 @@ def _pictures(page: Page, group: Group, base: str) -> None:
                 series[row.label] = points
         if series:
             page.curves(f"{word(base)}, {name}", series, x="epoch", y=name, note=group.title, log="x")
+
+
+def _ranks(page: Page, group: Group, base: str) -> None:
+    """Accuracy against effective rank: whether a flatter spectrum is what helps. From the plain loss, by weight."""
+    series: dict[str, list[tuple[float, float]]] = {}
+    for row in (row for row in group.rows if row.base == base):
+        last, mean = last_look(row), row.mean(group.measure[0])
+        if last is not None and mean is not None and (ranks := by_seed(last[1], "effective_rank")):
+            label = word(row.loss) if row.loss else word(base)
+            series.setdefault(label, []).append((round(fmean(ranks.values()), 1), round(mean.mean, 2)))
+    plain = series.pop(word(base), None)
+    if series and plain:
+        title = f"{word(base)}, accuracy against effective rank"
+        lines = {label: [plain[0], *points] for label, points in series.items()}
+        note = f"{group.title}. Each line begins at the loss alone and goes from weight to weight."
+        page.curves(title, lines, x="effective rank", y="validation accuracy, %", note=note)
 
 
 def _measure(name: str, epoch: dict[str, Any]) -> object:
