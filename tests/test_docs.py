@@ -21,7 +21,7 @@ from setwise.experiments.claims import _against_control, settings
 from setwise.experiments.collected import collect, groups
 from setwise.experiments.recipes import RECIPES
 from setwise.experiments.statistics import holm
-from setwise.experiments.tables import shown
+from setwise.experiments.tables import is_ablation, paper_number, ranked, shown
 from setwise.losses.presets import PRESETS
 
 ROOT = Path(__file__).parent.parent
@@ -314,10 +314,23 @@ def test_the_readmes_answer_is_made_of_the_records():
         assert f"| {label} | {cells[0]} | {cells[1]} |" in said
     assert f"QARe gains {shown(_against_control(large, 'infonce'))} there" in " ".join(said.split())
     probes = {g.name: g for g in groups(collect(ROOT / "results")[0]) if g.kind == "classification"}
-    for form in ("released", "paper"):
-        group = probes[f"classification-{form}-cifar10-conv4"]
-        row = next(row for row in group.rows if (row.base, row.term) == ("sparseclr", "qare"))
-        assert shown(group.difference(row, "probe_accuracy")) in " ".join(said.split())
+    forms = [probes[f"classification-{form}-cifar10-conv4"] for form in ("paper", "released")]
+    for base, label, theirs in (("simclr", "SimCLR", "+1.90"), ("sparseclr", "SparseCLR", "+1.20")):
+        rows = [next(row for row in group.rows if (row.base, row.term) == (base, "qare")) for group in forms]
+        cells = [shown(group.difference(row, "probe_accuracy")) for group, row in zip(forms, rows, strict=True)]
+        assert f"| to {label} | {' | '.join(cells)} | {theirs} |" in said
+    for base in ("simclr", "supervised"):
+        row = forms[0].plain(base)
+        assert f"{shown(row.mean('probe_accuracy'))}, there {paper_number(forms[0], row).mean}" in " ".join(
+            said.split()
+        )
+    (ablation,) = (g for g in groups(collect(ROOT / "results")[0]) if is_ablation(g))
+    tried = [(row, difference) for row, difference in ranked(ablation) if difference is not None]
+    assert (tried[0][0].loss, shown(tried[0][1])) == ("ablation/simclr-frobenius", "+0.88 (-0.25 to +2.01)")
+    assert len(tried) == 28
+    gains = [difference.mean for row, difference in tried if row.weight == 1 and row.loss != "ablation/simclr-features"]
+    assert (round(min(gains), 1), round(max(gains), 1)) == (0.3, 0.9)
+    assert all(difference.side != "above" or difference.low < 0.005 for _, difference in tried)
     for base, side in {"triplet": "above", "sparseclr": "above", "nt-logistic": "around"}.items():
         row = next(row for row in large.rows if (row.base, row.term) == (base, "qare"))
         assert large.difference(row, "held_out_accuracy").side == side
@@ -325,12 +338,11 @@ def test_the_readmes_answer_is_made_of_the_records():
     ps = {where: ours.p for _, where, _, ours, _ in answers if ours.p is not None}
     stay = [where for where, p in zip(ps, holm(list(ps.values())), strict=True) if p < 0.05]
     assert [where.partition(":")[0] for where in stay] == ["InfoNCE", "SparseCLR"]
-    assert len(ps) == 10
+    assert len(ps) == 12
     assert sum(verdict == "yes" for _, _, verdict, *_ in answers) == 4
     assert all(where.endswith("10,000") for where in stay)
-    assert "those of InfoNCE and SparseCLR in matching stay after Holm's correction for all ten settings" in (
-        " ".join(said.split())
-    )
+    words = " ".join(said.split())
+    assert "in all twelve settings, those of InfoNCE and SparseCLR in matching stay after Holm's correction" in words
 
 
 def test_the_results_page_is_made_of_the_records(tmp_path):
