@@ -48,7 +48,7 @@ def test_honest_archives_come_out_whole(writer, tmp_path, kind):
         (source / ".setwise.json").write_bytes(b"an older one")
         (source / ".decoded").mkdir()
         (source / ".decoded" / "images.npy").write_bytes(b"not of the set")
-        copy_folder(source, writer)
+        copy_folder(source, source, writer)
     elif kind == "zip":
         with zipfile.ZipFile(source, "w", zipfile.ZIP_DEFLATED) as file:
             file.mkdir("a")
@@ -121,7 +121,7 @@ def test_links_in_zips_and_folders_are_refused(writer, tmp_path):
     (tmp_path / "folder").mkdir()
     os.symlink("/etc/passwd", tmp_path / "folder" / "evil")
     with pytest.raises(DataError, match="'evil', a link or device; copy what it points to"):
-        copy_folder(tmp_path / "folder", writer)
+        copy_folder(tmp_path / "folder", tmp_path / "folder", writer)
     assert not list(writer.target.iterdir())
 
 

@@ -130,9 +130,22 @@ def test_an_incomplete_archive_is_not_installed(packed, make, tmp_path):
     for given in (archive, tmp_path / "made"):
         with pytest.raises(DataError, match=r"expected .*data_batch_2.bin, got no such file"):
             sw.data.fetch("cifar10", tmp_path / "root", given, md5=md5(archive))
-    with pytest.raises(DataError, match="expected the files of cifar100 in what was fetched, got others"):
+    with pytest.raises(DataError, match=r"expected the files of cifar100 in .*made, got others; give another --source"):
         sw.data.fetch("cifar100", tmp_path / "root", tmp_path / "made")
+    with pytest.raises(DataError, match=r"expected the files of cifar100 in .*set.tar.gz, got others"):
+        sw.data.fetch("cifar100", tmp_path / "root", archive, md5=md5(archive))
     assert visible(tmp_path / "root") == []
+
+
+def test_what_lies_beside_a_data_set_is_not_copied(packed, tmp_path):
+    beside = tmp_path / "made" / "another"  # more files than CIFAR can have
+    beside.mkdir()
+    for k in range(101):
+        (beside / f"{k}.png").touch()
+    (tmp_path / "made" / "link").symlink_to(beside)
+    place = sw.data.fetch("cifar10", tmp_path / "root", tmp_path / "made")
+    assert [path.name for path in place.iterdir() if path.is_dir()] == ["cifar-10-batches-bin"]
+    assert sw.data.check("cifar10", tmp_path / "root").problems == []
 
 
 def test_files_that_are_not_the_makers_are_refused(packed, tmp_path, monkeypatch):

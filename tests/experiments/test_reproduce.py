@@ -54,6 +54,9 @@ def test_the_other_tables_and_the_time_they_take(tmp_path):
     beta = expand("fig-beta", data="cifar10", seeds=(1, 2, 3))
     assert sorted({job.recipe.beta for job in beta}) == [i / 8 for i in range(16)]
     assert len(beta) == 2 * 16 * 3
+    for data in ("cifar10", "cifar100", "tiny-imagenet"):  # each has weights of its own
+        whole = expand(("table2", "table3", "fig-beta", "shortfall", "ablation"), data=data)
+        assert len({(job.recipe, job.seed) for job in whole}) == len(whole), "no run is made under two names"
     ablation = expand("ablation", data="cifar10")
     for job in ablation:
         assert (job.recipe.validation, job.recipe.encoder) == (5000, "conv4")
@@ -93,8 +96,12 @@ def test_the_other_tables_and_the_time_they_take(tmp_path):
     assert estimate(halves, tmp_path) == [None]
     with pytest.raises(ValueError, match="expected no instances for cuhk03"):
         expand("table1", data="cuhk03", instances=100)
-    with pytest.raises(ValueError, match="expected data to be one of .*'cuhk03', got 'photos'"):
+    with pytest.raises(ValueError, match="expected data of table1 to be one of 'cuhk03', .*, got 'photos'"):
         expand("table1", data="photos")
+    with pytest.raises(ValueError, match="expected data of table1 to be one of .*, got 'tiny-imagenet'"):
+        expand(("table2", "table1"), data="tiny-imagenet")
+    with pytest.raises(ValueError, match="expected data of table3 to be one of .*'tiny-imagenet', got 'cuhk03'"):
+        expand("table3", data="cuhk03")
     with pytest.raises(ValueError, match="expected at least one seed, got none"):
         expand("table1", seeds=())
     with pytest.raises(ValueError, match="expected at_once"):
@@ -109,7 +116,9 @@ def test_the_other_tables_and_the_time_they_take(tmp_path):
 
 def test_the_best_of_an_ablation_is_confirmed_on_fresh_seeds(tmp_path, keep):
     name = "released/cifar10-conv4-simclr"
-    with pytest.raises(ValueError, match="expected records of `setwise reproduce ablation` below .*, got none"):
+    with pytest.raises(
+        ValueError, match="expected records of `setwise reproduce ablation --data cifar10` below .*, got none"
+    ):
         expand("confirm", results=tmp_path / "results")
     gains = {"": 0.0, "mean": 0.03, "cold": -0.1, "gap": 0.02, "noshift": 0.01}
     for word, gain in gains.items():
@@ -130,7 +139,7 @@ def test_the_best_of_an_ablation_is_confirmed_on_fresh_seeds(tmp_path, keep):
     assert {job.seed for job in jobs} == {11, 12}
     assert {job.recipe.validation for job in jobs} == {0}
     assert len({job.record(tmp_path) for job in jobs}) == len(jobs) == 12
-    with pytest.raises(ValueError, match="expected records of `setwise reproduce ablation` below .*, got none"):
+    with pytest.raises(ValueError, match="expected records of `setwise reproduce ablation --data cifar100` below"):
         expand("confirm", data="cifar100", results=tmp_path / "results")
 
 

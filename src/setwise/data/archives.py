@@ -131,9 +131,12 @@ def unpack(archive: Path, writer: Writer) -> None:
         ) from error
 
 
-def copy_folder(source: Path, writer: Writer) -> None:
-    """Copy the plain files below a folder, but for hidden ones: an earlier manifest, decoded images, locks."""
-    for path in _walk(source):
+def copy_folder(source: Path, part: Path, writer: Writer) -> None:
+    """Copy the plain files of ``part``, which is ``source`` or a folder in it, but for hidden ones.
+
+    Hidden are an earlier manifest, decoded images, locks. Other data sets and archives may lie beside ``part``.
+    """
+    for path in _walk(part):
         name = path.relative_to(source).as_posix()
         if not stat.S_ISREG(path.lstat().st_mode):
             raise DataError(f"expected plain files in {source}, got {name!r}, a link or device; copy what it points to")

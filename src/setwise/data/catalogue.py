@@ -100,19 +100,25 @@ def entry_of(name: str) -> Entry:
     return CATALOGUE[name]
 
 
-def holds(name: str, path: Path) -> bool:
-    """Whether ``path`` looks like the data set ``name``."""
+def find(name: str, path: Path) -> Path | None:
+    """Where the files of the data set ``name`` are, at or directly below ``path``; None if they are not there."""
     if name in cifar.SPECS:
-        return cifar.find(name, path) is not None
+        found = cifar.find(name, path)
+        return found[0] if found else None
     if name == "tiny-imagenet":
-        return tiny_imagenet.find(path) is not None
-    return name == "cuhk03" and cuhk03.find(path) is not None
+        return tiny_imagenet.find(path)
+    return path if name == "cuhk03" and cuhk03.find(path) is not None else None
+
+
+def not_found(name: str, path: Path) -> DataError:
+    """The error for a source that is another data set, or none."""
+    return DataError(f"expected the files of {name} in {path}, got others; give another --source")
 
 
 def recognise(path: Path) -> str:
     """Which data set lies at ``path``; "folder" for any folder of images."""
     for name in CATALOGUE:
-        if holds(name, path):
+        if find(name, path):
             return name
     if path.is_dir() and folder.is_folder(path):
         return "folder"
@@ -135,12 +141,11 @@ def verify(name: str, path: Path) -> None:
     class has its number of image files, and the annotations name all of val's; the images are not read. CUHK-03:
     cuhk-03.mat or a picture is there, no more; it may have fewer identities than the real set.
     """
-    if not holds(name, path):
-        raise DataError(f"expected the files of {name} in what was fetched, got others; give another --source")
+    place = find(name, path)
+    if place is None:
+        raise not_found(name, path)
     if name in cifar.SPECS:
-        found = cifar.find(name, path)
-        assert found is not None, "holds() has found it"
-        for file in sorted(found[0].iterdir()):
+        for file in sorted(place.iterdir()):
             digest = cifar.SPECS[name].digests.get(file.name)
             if digest and file_digest(file, "md5" if len(digest) == 32 else "sha1") != digest:
                 raise DataError(

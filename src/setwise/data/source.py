@@ -21,7 +21,7 @@ from urllib.request import url2pathname
 
 from setwise.checks import see
 from setwise.data.archives import MANIFEST, Writer, copy_folder, unpack
-from setwise.data.catalogue import Entry, entry_of, file_digest, holds, verify
+from setwise.data.catalogue import Entry, entry_of, file_digest, find, not_found, verify
 from setwise.data.download import download
 from setwise.data.errors import DataError
 from setwise.data.root import root_of
@@ -32,7 +32,7 @@ FEW_FILES = 1000  # up to here each is flushed by itself; beyond, one sync of th
 
 def locate(name: str, root: Path) -> Path | None:
     """The folder with the data set ``name``: installed, or put by hand in root/NAME or in root itself."""
-    return next((place for place in (root / name, root) if place.is_dir() and holds(name, place)), None)
+    return next((place for place in (root / name, root) if place.is_dir() and find(name, place)), None)
 
 
 def fetch(
@@ -110,7 +110,10 @@ def _install(entry: Entry, source: Path, place: Path, md5: str | None) -> None:
     try:
         writer = Writer(partial, entry.most_bytes, entry.most_files, source)
         if source.is_dir():
-            copy_folder(source, writer)
+            part = find(entry.name, source)
+            if part is None:
+                raise not_found(entry.name, source)
+            copy_folder(source, part, writer)
         else:
             _check_md5(entry, source, md5)
             if source.suffix == ".mat" and entry.name == "cuhk03":

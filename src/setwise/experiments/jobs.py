@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from setwise.checks import check_option
-from setwise.data.catalogue import CATALOGUE
 from setwise.experiments.collected import collect, groups
-from setwise.experiments.recipes import MATCHING_LOSSES, recipe
+from setwise.experiments.recipes import DATA, MATCHING_DATA, MATCHING_LOSSES, recipe
 from setwise.experiments.tables import bests_of, is_ablation
 from setwise.recipe import Recipe
 
@@ -104,7 +103,8 @@ def fig_beta(asked: Asked) -> list[Job]:
         name = f"released/{asked.data}-{encoder}-simclr-qare"
         for step in range(16):
             beta = 0.125 * step
-            jobs += [Job(name, replace(recipe(name), beta=beta), seed, f"beta-{beta:g}") for seed in asked.seeds]
+            variant = "" if beta == recipe(name).beta else f"beta-{beta:g}"  # the recipe's own weight is Table 2's run
+            jobs += [Job(name, replace(recipe(name), beta=beta), seed, variant) for seed in asked.seeds]
     return jobs
 
 
@@ -152,8 +152,8 @@ def confirm(asked: Asked) -> list[Job]:
     best = {(row.loss, row.weight) for group in found for row, _ in bests_of(group)}
     if not best:
         raise ValueError(
-            f"expected records of `setwise reproduce ablation` below {asked.results / 'runs'}, two seeds of each, to "
-            "confirm the best of them, got none"
+            f"expected records of `setwise reproduce ablation --data {asked.data}` below {asked.results / 'runs'}, two "
+            "seeds of each, to confirm the best of them, got none"
         )
     jobs = []
     for encoder in ("conv4", "resnet32"):
@@ -210,12 +210,12 @@ def expand(
 
     The name is ``RECIPE/VARIANT/``, so that "simclr/" does not find simclr-qare.
     """
-    check_option(data, tuple(CATALOGUE), "data")
     if not seeds:
         raise ValueError("expected at least one seed, got none; --seeds 1 2 3")
     found: dict[Path, Job] = {}
     for table in [tables] if isinstance(tables, str) else tables:
         check_option(table, tuple(TABLES), "the table")
+        check_option(data, MATCHING_DATA if table == "table1" else DATA, f"data of {table}")
         jobs = TABLES[table](Asked(data, seeds, instances, results))
         found |= {job.record(results): job for job in sorted(jobs, key=lambda job: job.seed)}
     for words in only:

@@ -79,6 +79,7 @@ _MATCHING_DATA = {
     "cifar10": replace(_MATCHING, data="cifar10", stem="cifar", instances=1467),
     "digits": replace(_MATCHING, data="digits", encoder="resnet8", padding=PADDING["digits"]),  # a small one, for a CPU
 }
+MATCHING_DATA = tuple(_MATCHING_DATA)
 MATCHING_LOSSES = ("triplet", "infonce", "nt-logistic", "sparseclr")
 # Weights of the terms that are not the paper's: those that a validation split chose beside InfoNCE with 1,467 halves
 # of CIFAR-10 images, ten seeds (results/runs). Other losses and data want others.
