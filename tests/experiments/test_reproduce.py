@@ -317,7 +317,7 @@ def test_a_worker_with_nowhere_to_write_says_so(tmp_path):
     jobs = quick(expand("table1", data="digits", seeds=(1,), only=("paper/digits-matching-triplet",)))
     (tmp_path / "r").touch()
     with pytest.raises(SystemExit, match="setwise: a worker stopped: .*Not a directory"):
-        module._worker(jobs, tmp_path / "r", tmp_path / "s", CPU, None)
+        module._worker(1, jobs, tmp_path / "r", tmp_path / "s", CPU, None)
 
 
 def test_two_at_once(tmp_path):

@@ -21,17 +21,19 @@ def extract(
     *,
     device: torch.device | str,
     precision: str = "float32",
-    batch: int = 1024,
+    batch: int | None = None,
 ) -> Tensor:
     """Features [N, F] of every image, float32 on ``device``: eval mode, normalised images, nothing random.
 
     ``encoder`` is on ``device`` already, and each of its parts has its own mode again afterwards. ``precision`` is
     what it computes in: "float32" (on a GPU too, without TF32), "bfloat16" by autocast, or "float64" for an encoder
-    of that dtype. ``batch`` images are computed at a time; in eval mode a sample's features depend on no other
-    sample, so it changes nothing but the rounding.
+    of that dtype. ``batch`` images are computed at a time, unless given 1024 on a GPU and 128 on a CPU, which is half
+    the time there (Conv-4, 64x64 pixels); in eval mode a sample's features depend on no other sample, so it changes
+    nothing but the rounding.
     """
     check_option(precision, PRECISIONS, "precision")
-    check_count(batch, "batch")
+    if batch is not None:
+        check_count(batch, "batch")
     if not len(image_set):
         raise ValueError(f"expected at least one image, got none in {image_set!r}")
     device = torch.empty(0, device=device).device  # "cuda" becomes "cuda:0", as tensors call it
@@ -41,7 +43,7 @@ def extract(
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16")
     found = []
     with evaluating(encoder), _without_tf32(device), torch.no_grad(), autocast:
-        for images in torch.split(image_set.images, int(batch)):
+        for images in torch.split(image_set.images, int(batch or (128 if device.type == "cpu" else 1024))):
             samples = torch.zeros(len(images), dtype=torch.int64, device=device)  # nothing is drawn from them
             x = views(images.to(device), samples=samples, seed=0, epoch=0, channels_last=device.type == "cuda")
             features = encoder(x.to(dtype))

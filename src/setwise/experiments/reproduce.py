@@ -79,8 +79,8 @@ def listing(jobs: Sequence[Job], results: Path) -> list[str]:
         for job, seconds in zip(missing, times, strict=True)
     ]
     known = [seconds for seconds in times if seconds is not None]
-    took = f", {sum(known) / 60:.0f} minutes of training one after the other" if known else ""
-    took += f", {len(times) - len(known)} of them not measured" if known and len(known) < len(times) else ""
+    took = f", {sum(known) / 60:.0f} minutes of training one after the other" if any(known) else ""
+    took += f", {len(times) - len(known)} of them not measured" if any(known) and len(known) < len(times) else ""
     return [*lines, f"{len(missing)} of {len(jobs)} runs to make{took}"]
 
 
