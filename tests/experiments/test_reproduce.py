@@ -68,7 +68,10 @@ def test_the_other_tables_and_the_time_they_take(tmp_path):
     assert len({job.recipe for job in ablation}) == len(ablation) / 5, "no recipe under two names"
     both = expand(("table2", "table3"), data="cifar10")
     assert {job.name for job in both} == names
-    assert len(both) == 3 * len(names), "what two tables share is run once"
+    controls = [job for job in both if job.variant == "beta-0"]
+    assert {job.name for job in controls} == {f"released/cifar10-{x}-sparseclr-qare" for x in ("conv4", "resnet32")}
+    assert {job.recipe.beta for job in controls} == {0.0}
+    assert len(both) == 3 * (len(names) + 2), "what two tables share is run once"
     assert [job.seed for job in both[: 3 * 28]] == [1] * 28 + [2] * 28 + [3] * 28, "the first table first"
     with pytest.raises(ValueError, match="expected runs with 'conv5' in their name, got none"):
         expand("table2", only=("conv4", "conv5"))

@@ -1,6 +1,7 @@
 """Over 1, 2 and 4 real processes (gloo): value and gradient of the whole batch, DDP's averaging, message sizes."""
 
 import copy
+import functools
 import os
 from pathlib import Path
 
@@ -35,6 +36,8 @@ LOSSES = {
     "qare-clamp": lambda: sw.QARe(clamp=1e-8, normalization="n(n-1)"),
     "set": lambda: sw.SetContrastive(sw.NTXent(), beta=0.7),
 }
+
+GROUPED = ("infonce", "nt-xent", "sparse-clr", "qare", "qare-center", "qare-euclidean")  # over half of the processes
 
 
 def embeddings(dimensions: int = DIMENSIONS) -> tuple[Tensor, Tensor]:
@@ -73,6 +76,13 @@ def worker(rank: int, size: int, folder: str) -> None:
         out = model(torch.cat([z_a, z_b]))
         sw.distributed(make())(out[:part], out[part:]).backward()
         results[name, "ddp"] = [p.grad for p in model.parameters()]
+    if size == 4:
+        mine = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3])][rank // 2]
+        for name in GROUPED:
+            z_a, z_b = (z[rank * part : (rank + 1) * part].clone().requires_grad_() for z in embeddings())
+            loss = sw.distributed(LOSSES[name](), group=mine)(z_a, z_b)
+            loss.backward()
+            results[name, "group"] = (loss.detach(), z_a.grad, z_b.grad)
     torch.save(results, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 
@@ -98,6 +108,13 @@ def counting_worker(rank: int, size: int, folder: str) -> None:
             z = torch.randn(n, DIMENSIONS, generator=torch.Generator().manual_seed(rank), requires_grad=True)
             sw.distributed(LOSSES[name]())(z, z + 0.1).backward()
             results[name, n] = sum(x for x in sent if x > 1)  # one number is the check of equal parts
+    # Two that are added get the same gradient, each to be summed once; rows need not lie together in memory.
+    x, y = (torch.randn(3, 4)[:, ::2].requires_grad_() for _ in range(2))
+    weight = torch.arange(6.0 * size).reshape(3 * size, 2)
+    ((Peers().gather(x) + Peers().gather(y)) * weight).sum().backward()
+    z = torch.full((2,), float(rank + 1))
+    results["total"] = (Peers().total(z).tolist(), z.tolist())
+    results["grads"] = (x.grad, y.grad, size * weight[3 * rank : 3 * rank + 3])
     with pytest.raises(ValueError, match=r"expected as many rows on every process, got \[4, 5\]; drop the last"):
         sw.distributed(sw.NTXent())(torch.ones(4 + rank, 2), torch.ones(4 + rank, 2))
     torch.save(results, f"{folder}/{rank}.pt")
@@ -128,15 +145,28 @@ def test_value_and_gradient_equal_those_of_one_process_with_the_whole_batch(size
             continue
         model = network()
         make()(*(model(z.detach()) for z in (z_a, z_b))).backward()
+        if size == 4 and name in GROUPED:
+            for rank, result in enumerate(results):
+                half, first = slice(rank // 2 * 6, rank // 2 * 6 + 6), rank % 2 * part
+                z_a, z_b = (z[half].clone().requires_grad_() for z in embeddings())
+                expected = make()(z_a, z_b)
+                expected.backward()
+                value, grad_a, grad_b = result[name, "group"]
+                torch.testing.assert_close(value, expected.detach(), rtol=1e-10, atol=1e-12)
+                for grad, z in ((grad_a, z_a), (grad_b, z_b)):
+                    torch.testing.assert_close(grad, 2 * z.grad[first : first + part], rtol=1e-10, atol=1e-12)
         for result in results:  # DDP's average is the gradient of one process, with no factor left over
             for got, parameter in zip(result[name, "ddp"], model.parameters(), strict=True):
                 torch.testing.assert_close(got, parameter.grad, rtol=1e-10, atol=1e-12)
 
 
 def test_what_is_sent(tmp_path):
-    for result in spawn(counting_worker, 2, tmp_path):
+    for rank, result in enumerate(spawn(counting_worker, 2, tmp_path)):
         # The eigenvalue bound: both Gram matrices once, whatever N; embeddings and losses grow with it.
         assert {result["qare", n] for n in (8, 64, 512)} == {2 * (DIMENSIONS + 1) ** 2}
+        assert result["total"] == ([3.0, 3.0], [rank + 1.0] * 2), "what was summed stays"
+        for got in result["grads"][:2]:
+            assert torch.equal(got, result["grads"][2])
         assert result["nt-xent", 512] > 8 * result["nt-xent", 8]
 
 
@@ -155,6 +185,8 @@ def test_a_loss_without_a_form_over_processes(tmp_path):
         for loss in (function, sw.SetContrastive(function), sw.SetContrastive(function, 0.5, sw.functional.qare)):
             with pytest.raises(ValueError, match="expected InfoNCE, .* got info_nce, which has no form over many"):
                 sw.distributed(loss)
+        with pytest.raises(ValueError, match=r"got functools.partial\(.*, which has no form"):
+            sw.distributed(sw.SetContrastive(functools.partial(function, temperature=0.5)))
         with pytest.raises(ValueError, match="got qare, which has no form"):
             sw.distributed(sw.SetContrastive(sw.InfoNCE(), 0.5, sw.functional.qare))
         with pytest.raises(ValueError, match="expected gradient to be one of 'average', 'sum'"):
@@ -162,6 +194,18 @@ def test_a_loss_without_a_form_over_processes(tmp_path):
         z = torch.ones(3, 2)
         with pytest.raises(ValueError, match="expected no extra_negatives"):
             sw.distributed(sw.NTXent())(z, z, z)
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_second_derivative_is_refused(tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        for over in (Peers().gather, Peers().total):
+            x = torch.ones(3, 2, requires_grad=True)
+            (grad,) = torch.autograd.grad(over(x).square().sum(), x, create_graph=True)
+            with pytest.raises(RuntimeError, match="expected one derivative at most"):
+                grad.sum().backward()
     finally:
         dist.destroy_process_group()
 

@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 from setwise import encoders, methods
-from setwise.data import ImageSet, matched_halves
+from setwise.data import ImageSet, MatchedSet, matched_halves
 from setwise.losses.presets import presets
+from setwise.methods.matching import draw_shots
 from setwise.recipe import METHODS, Recipe
 from setwise.training.engine import Engine, _check_share
 from setwise.training.errors import TrainingError
@@ -39,19 +40,22 @@ def weights(engine):
     return torch.cat([x.flatten().double() for x in engine.method.state_dict().values()])
 
 
-def test_two_epochs_equal_a_plain_loop(digits, recipe):
-    recipe = replace(recipe, precision="float64", initial="released")
+def test_two_epochs_and_a_half_equal_a_plain_loop(digits, recipe):
+    recipe = replace(recipe, precision="float64", initial="released", weight_decay=0.1)
     engine = trained(recipe, digits, epochs=2)
+    engine.begin(2)
+    for _ in range(2):
+        engine.step()
 
     torch.manual_seed(1)
     encoder = encoders.create("conv4", channels=1)
     model = nn.Sequential(encoder, encoders.projection_head()).double()
     loss = presets("paper/simclr-qare", beta=0.5)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, weight_decay=0.1)
     views = preset("self-supervised", mean=digits.mean, std=digits.std)
-    for epoch in range(2):
+    for epoch in range(3):
         losses = []
-        for samples in epoch_order(200, seed=1, epoch=epoch).split(60):
+        for samples in epoch_order(200, seed=1, epoch=epoch).split(60)[: 2 if epoch == 2 else 4]:
             x = views.pair(digits.images[samples], samples=samples, seed=1, epoch=epoch).double()
             z_a, z_b = model(x.flatten(0, 1)).chunk(2)
             value = loss(z_a, z_b)
@@ -60,7 +64,7 @@ def test_two_epochs_equal_a_plain_loop(digits, recipe):
             optimizer.step()
             losses.append(value.item() * len(samples))
     assert [len(s) for s in epoch_order(200, seed=1, epoch=0).split(60)] == engine.sizes == [60, 60, 60, 20]
-    assert engine.means()["loss"] == pytest.approx(sum(losses) / 200, rel=1e-12)
+    assert engine.means()["loss"] == pytest.approx(sum(losses) / 120, rel=1e-12), "so far"
     for name, x in encoder.state_dict().items():
         torch.testing.assert_close(engine.method.encoder.state_dict()[name], x, rtol=1e-9, atol=1e-10)
 
@@ -110,29 +114,51 @@ def test_a_method_is_made_of_the_recipes_numbers(digits):
     assert (matching.project.out_features, matching.loss.beta) == (24, 0.7)
 
 
+def test_a_batch_of_identities_is_the_epochs_shots_of_them(digits):
+    recipe = Recipe(method="matching", loss="paper/matching-infonce", encoder="resnet8", epochs=9, batch=4)
+    shots = torch.arange(80).view(2, 10, 4)
+    data = MatchedSet("toy", "train", digits.images, *shots, tuple("abcdefghij"), digits.mean, digits.std)
+    engine, samples = Engine(recipe, data, seed=3, device=CPU), torch.tensor([7, 2, 5, 0])
+    engine.begin(8)
+    places, keys = draw_shots(data, samples, seed=torch.tensor(3), epoch=torch.tensor(8))
+    batch = engine.batch(samples)
+    assert torch.equal(batch.images, digits.images[places])
+    assert (batch.samples.tolist(), batch.seed, batch.epoch) == (keys.tolist(), 3, 8)
+
+
 def test_preparing_leaves_no_trace(digits, recipe):
     """Making the optimiser's state takes a step, which must be undone."""
-    for optimizer in ("adam", "sgd"):
-        recipe = replace(recipe, optimizer=optimizer, weight_decay=0.1)
+    for optimizer, momentum in (("adam", 0.9), ("sgd", 0.9), ("sgd", 0.0)):
+        recipe = replace(recipe, optimizer=optimizer, momentum=momentum, weight_decay=0.1)
+        torch.manual_seed(3)
+        generator = torch.get_rng_state()
         engine = Engine(recipe, digits, seed=5, device=CPU)
+        assert torch.equal(torch.get_rng_state(), generator), "nothing was drawn"
         torch.manual_seed(5)
         fresh = methods.create(recipe, digits)
         for name, x in fresh.state_dict().items():
             assert torch.equal(engine.method.state_dict()[name], x)
         state = {n: x for n, x in engine.tensors().items() if n.startswith("optimizer.")}
-        assert state
+        assert bool(state) is (momentum > 0)
         assert all((x == 0).all() for x in state.values())
 
 
 def test_sgd_with_momentum_and_decay_equals_torch(digits):
     recipe = Recipe(
-        method="supervised", optimizer="sgd", lr=0.1, weight_decay=0.01, epochs=4, schedule="steps", batch=50
+        method="supervised",
+        optimizer="sgd",
+        lr=0.1,
+        momentum=0.8,
+        weight_decay=0.01,
+        epochs=4,
+        schedule="steps",
+        batch=50,
     )
     recipe = replace(recipe, precision="float64", views="none")
     engine = trained(recipe, digits, epochs=4)
     torch.manual_seed(1)
     model = methods.create(recipe, digits).double()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.8, weight_decay=0.01)
     views = preset("none", mean=digits.mean, std=digits.std)
     for epoch, lr in enumerate([0.1, 0.1, 0.01, 0.001]):
         optimizer.param_groups[0]["lr"] = lr
@@ -153,6 +179,7 @@ def test_sgd_with_momentum_and_decay_equals_torch(digits):
 
 
 def test_restoring_in_mid_epoch_goes_on_with_the_same_bits(digits, recipe):
+    recipe = replace(recipe, schedule="cosine")
     whole = trained(recipe, digits, epochs=2)
     half = Engine(recipe, digits, seed=1, device=CPU)
     half.begin(0)
@@ -164,11 +191,40 @@ def test_restoring_in_mid_epoch_goes_on_with_the_same_bits(digits, recipe):
     other.begin(0, 2)
     other.step()
     other.step()
+    assert trained(recipe, digits).means() == other.means()
     other.begin(1)
     for _ in range(4):
         other.step()
     assert torch.equal(weights(whole), weights(other))
     assert whole.means() == other.means()
+    start = Engine(recipe, digits, seed=1, device=CPU)
+    other.restore(start.tensors())
+    assert torch.equal(weights(other), weights(start)), "one without sums, from before the first step"
+
+
+def test_what_is_kept_stays_and_is_restored(digits, recipe):
+    engine = trained(recipe, digits)
+    engine.keep()
+    kept = {name: x.clone() for name, x in engine.method.state_dict().items()}
+    engine.begin(1)
+    engine.step()
+    other = Engine(recipe, digits, seed=1, device=CPU)
+    other.restore(engine.tensors())
+    assert torch.equal(weights(other), weights(engine))
+    assert other.kept.keys() == kept.keys()
+    assert all(torch.equal(other.kept[name], x) for name, x in kept.items())
+    assert any(not torch.equal(engine.method.state_dict()[name], x) for name, x in kept.items())
+
+
+def test_an_epoch_begins_with_the_method_prepared_and_in_training(digits, monkeypatch):
+    begun = []
+    monkeypatch.setattr(methods.DeepCluster, "begin_epoch", lambda *me, **when: begun.append((*me, when)))
+    engine = Engine(Recipe(method="deepcluster", epochs=3, batch=60), digits, seed=7, device=CPU)
+    for place in ((0,), (0, 2), (2,)):
+        engine.method.eval()
+        engine.begin(*place)
+        assert engine.method.training
+    assert begun == [(engine.method, digits, {"seed": 7, "epoch": epoch}) for epoch in (0, 2)]
 
 
 def test_restoring_something_else_is_refused_and_changes_nothing(digits, recipe):
@@ -180,6 +236,8 @@ def test_restoring_something_else_is_refused_and_changes_nothing(digits, recipe)
         engine.restore(missing)
     with pytest.raises(ValueError, match="expected no such tensor for model.more"):
         engine.restore(good | {"model.more": torch.zeros(3)})
+    with pytest.raises(ValueError, match=r"expected shape \(256,\) for model.head.0.bias, got shape \(1,\)"):
+        engine.restore(good | {"model.head.0.bias": torch.zeros(1)})
     with pytest.raises(ValueError, match=r"expected model.head.0.weight of torch.float32, got torch.float64"):
         engine.restore(good | {"model.head.0.weight": good["model.head.0.weight"].double()})
     assert torch.equal(weights(engine), before)
@@ -191,8 +249,12 @@ def test_bad_settings(digits, recipe):
     for seed in (-1, 2**63):
         with pytest.raises(ValueError, match=rf"expected a seed from 0 to 2\^63 - 1, got {seed}"):
             Engine(recipe, digits, seed=seed, device=CPU)
+    one = replace(digits, images=digits.images[:1], labels=digits.labels[:1])
     with pytest.raises(ValueError, match="expected at least two images to train on, got 1 in digits"):
-        Engine(recipe, replace(digits, images=digits.images[:1], labels=digits.labels[:1]), seed=1, device=CPU)
+        Engine(recipe, one, seed=1, device=CPU)
+    for seed in (0, 2**63 - 1):
+        untrained = Engine(replace(recipe, epochs=0, batch=500, drop_last=True), one, seed=seed, device=CPU)
+        assert untrained.means() == {}
     with pytest.raises(ValueError, match="expected images of at least 8 x 8 pixels for conv4, got 8 x 4; .* resnet8"):
         Engine(recipe, replace(digits, images=digits.images[..., :4]), seed=1, device=CPU)
 
@@ -205,11 +267,26 @@ def test_a_part_of_a_gpu_is_warned_of(monkeypatch):
         _check_share()
 
 
-def test_a_loss_that_is_not_finite_is_told(digits, recipe):
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_a_loss_that_is_not_finite_is_told(digits, recipe, value):
     engine = trained(recipe, digits)
-    engine._totals["loss"].fill_(float("nan"))
-    with pytest.raises(TrainingError, match=r"expected a finite loss, got nan in epoch 1, by step 4 of 4; a lower lr"):
+    engine._totals["loss"].fill_(float(value))
+    said = rf"expected a finite loss, got {value} in epoch 1, by step 4 of 4; a lower lr"
+    with pytest.raises(TrainingError, match=said):
         engine.means()
+    engine.begin(1)
+    assert engine.means() == dict.fromkeys(("loss", "pairwise", "regularizer"), 0.0)
+
+
+@pytest.mark.parametrize("precision", ["auto", "float32", "bfloat16", "float64"])
+def test_layers_compute_in_the_recipes_precision(digits, recipe, precision):
+    seen = set()
+    engine = Engine(replace(recipe, precision=precision), digits, seed=1, device=CPU)
+    engine.method.head[0].register_forward_hook(lambda layer, inputs, out: seen.add(out.dtype))
+    engine.begin(0)
+    engine.step()
+    assert seen == {torch.float32 if precision == "auto" else getattr(torch, precision)}
+    assert engine.means()["loss"] == pytest.approx(trained(recipe, digits, 1).means()["loss"], rel=0.01)
 
 
 @pytest.mark.gpu

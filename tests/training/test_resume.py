@@ -154,17 +154,28 @@ def test_the_wrong_folder(tmp_path, digits, recipe):
 def test_other_data_in_the_same_place(tmp_path, digits, recipe):
     train(recipe, digits, tmp_path, seed=1, how=How(CPU, quiet=True))
     fewer = replace(digits, images=digits.images[:150], labels=digits.labels[:150])
-    other = replace(digits, mean=(0.9,))
     again = How(CPU, resume=True, quiet=True)
     with pytest.raises(
         ValueError, match=r"began with \(200 of 1 x 8 x 8\), got others \(150 of 1 x 8 x 8; their count"
     ):
         train(recipe, fewer, tmp_path, seed=1, how=again)
-    with pytest.raises(ValueError, match=r"their mean differ\); give another --out"):
-        train(recipe, other, tmp_path, seed=1, how=again)
+    for name, value in (
+        ("mean", (0.9,)),
+        ("mean", (digits.mean[0] * (1 + 1e-6),)),
+        ("std", (0.9,)),
+        ("name", "other digits"),
+        ("classes", (*digits.classes, "ten")),
+        ("classes", (*digits.classes[:9], "ten")),
+    ):
+        with pytest.raises(ValueError, match=rf"their {name} differ\); give another --out"):
+            train(recipe, replace(digits, **{name: value}), tmp_path, seed=1, how=again)
     rounded = replace(digits, mean=(digits.mean[0] * (1 + 4e-16),), std=(digits.std[0] * (1 - 4e-13),))
     assert rounded.mean != digits.mean, "as another number of threads adds them up"
     train(recipe, rounded, tmp_path, seed=1, how=again)
+    found = checkpoint.load(tmp_path)
+    del found.data["classes"]  # a checkpoint that says less of its data
+    checkpoint.save(tmp_path / "checkpoint.safetensors", found)
+    train(recipe, digits, tmp_path, seed=1, how=again)
 
 
 def test_what_a_killed_process_left_half_written_goes(tmp_path, digits, recipe):

@@ -92,8 +92,15 @@ def table2(asked: Asked) -> list[Job]:
 
 
 def table3(asked: Asked) -> list[Job]:
-    """SparseCLR with and without QARe; SimCLR beside it is Table 2's."""
-    return _classification(("simclr", "sparseclr", "sparseclr-qare"), asked)
+    """SparseCLR with and without QARe; SimCLR beside it is Table 2's.
+
+    In the released form QARe comes with a clamp of the loss: with weight 0 there is the clamp alone, the control.
+    """
+    jobs = _classification(("simclr", "sparseclr", "sparseclr-qare"), asked)
+    for encoder in ("conv4", "resnet32"):
+        name = f"released/{asked.data}-{encoder}-sparseclr-qare"
+        jobs += [Job(name, replace(recipe(name), beta=0.0), seed, "beta-0") for seed in asked.seeds]
+    return jobs
 
 
 def fig_beta(asked: Asked) -> list[Job]:

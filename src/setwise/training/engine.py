@@ -91,10 +91,9 @@ class Engine:
                 f"expected a batch of at most the {len(data)} images of {data.name}, got {recipe.batch} with "
                 f"drop_last; {see('how-to/errors#last-batch')}"
             )
-        steps = max(1, len(self.sizes))
         rate_type = torch.float32 if on_gpu else torch.float64
         self._order = torch.zeros(len(data), dtype=torch.int64, device=device)
-        self._rates = torch.zeros(steps, dtype=rate_type, device=device)
+        self._rates = torch.zeros(self.steps, dtype=rate_type, device=device)
         self._rate = torch.zeros((), dtype=rate_type, device=device)
         self._place, self._turn, self._epoch = (torch.zeros((), dtype=torch.int64, device=device) for _ in range(3))
         self._seed = torch.full((), seed, dtype=torch.int64, device=device)
@@ -139,8 +138,10 @@ class Engine:
         """Every term of the loss, the mean over the epoch so far. Waits for the device; an error if not finite."""
         seen = sum(self.sizes[: self.step_in_epoch])
         names = list(self._totals)
-        sums = torch.stack(list(self._totals.values())) if names else torch.zeros(0)
-        means = dict(zip(names, (self.processes.mean(sums) / max(1, seen)).tolist(), strict=True))
+        sums = self.processes.mean(torch.stack(list(self._totals.values()))) if names else torch.zeros(0)
+        for total, x in zip(self._totals.values(), sums, strict=True):
+            total.copy_(x)  # a checkpoint has one process's sums, and all will go on from them
+        means = dict(zip(names, (sums / max(1, seen)).tolist(), strict=True))
         for name, value in means.items():
             if not math.isfinite(value):
                 raise TrainingError(
@@ -162,7 +163,6 @@ class Engine:
         """Set the method's weights as they are now aside, in ``kept``: the best so far. Checkpoints have them too."""
         self.kept = {name: x.detach().clone() for name, x in self.method.state_dict().items()}
 
-    @torch.no_grad()
     def restore(self, tensors: dict[str, Tensor]) -> None:
         """Take over what ``tensors`` gave, in place: graphs and optimiser keep pointing at the same memory."""
         for name in [n for n in tensors if n.startswith("total.")]:
@@ -231,7 +231,6 @@ class Engine:
                 f"a step could not be captured in a CUDA graph ({reason}); {hint}, {see('how-to/errors#capture')}"
             ) from error
 
-    @torch.no_grad()
     def _undo(self, before: dict[str, Tensor]) -> None:
         for name, x in self.method.state_dict().items():
             x.copy_(before[name])
@@ -256,13 +255,12 @@ class Engine:
                 terms = self.model(batch)
             terms["loss"].backward()
             self.optimizer.step()
-            with torch.no_grad():
-                for name, term in terms.items():
-                    if name not in self._totals:
-                        self._totals[name] = self._zero()
-                    self._totals[name].add_(term.detach(), alpha=rows * self.processes.size)
-                self._place.add_(rows * self.processes.size)
-                self._turn.add_(1)
+            for name, term in terms.items():
+                if name not in self._totals:
+                    self._totals[name] = self._zero()
+                self._totals[name].add_(term.detach(), alpha=rows * self.processes.size)
+            self._place.add_(rows * self.processes.size)
+            self._turn.add_(1)
 
         return run
 

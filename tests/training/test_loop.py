@@ -1,0 +1,159 @@
+"""What the loop does, and when: by a clock that each step moves on by a second."""
+
+import os
+import signal
+import threading
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from setwise.recipe import Recipe
+from setwise.training import checkpoint, loop
+from setwise.training.engine import Engine
+from setwise.training.errors import Interrupted, TrainingError
+from setwise.training.loop import How, train
+from setwise.training.progress import Reporter
+from setwise.training.schedule import epoch_rates
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Seconds since 1000, of which every step takes one; ``after[second]()`` is called when it has passed."""
+    clock = SimpleNamespace(now=1000.0, after={})
+    step = Engine.step
+
+    def stepped(engine: Engine) -> None:
+        step(engine)
+        clock.now += 1
+        clock.after.pop(clock.now - 1000, lambda: None)()
+
+    monkeypatch.setattr(Engine, "step", stepped)
+    read = lambda: clock.now  # noqa: E731
+    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=read, perf_counter=read))
+    return clock
+
+
+@pytest.fixture
+def saved(monkeypatch):
+    """Epoch, step and seconds of all checkpoints that are written."""
+    saved, save = [], checkpoint.save
+
+    def noted(path, it):
+        saved.append((it.epoch, it.step, it.seconds))
+        save(path, it)
+
+    monkeypatch.setattr(checkpoint, "save", noted)
+    return saved
+
+
+def test_a_run_second_by_second(tmp_path, digits, recipe, clock, saved, monkeypatch):
+    shown, told = [], set()
+
+    def update(self: Reporter, done: float, means: dict[str, float], force: bool = False) -> None:
+        shown.append((done, force))
+        told.add((self.title, self.epochs, self.images, self.quiet))
+
+    def measure(engine: Engine, history: list[dict[str, float]]) -> dict[str, float]:
+        return {"measured": len(history)}
+
+    monkeypatch.setattr(loop, "LOOK_SECONDS", 3.0)
+    monkeypatch.setattr(Reporter, "update", update)
+    recipe, how = replace(recipe, schedule="cosine"), How(CPU, checkpoint_seconds=5, quiet=True)
+    _, last = train(recipe, digits, tmp_path / "a" / "b", seed=1, how=how, title="a run", after_epoch=measure)
+    assert saved == [(1, 1, 5.0), (2, 2, 10.0), (3, 0, 12.0)]
+    assert shown == [(0.25, False), (1, False), (1.25, False), (2, False), (2.25, False), (3, True)]
+    assert told == {("a run", 3, 200, True)}
+    assert [(row["epoch"], row["seconds"], row["images_per_second"]) for row in last.history] == [
+        (1, 4.0, 50.0),
+        (2, 4.0, 50.0),
+        (3, 4.0, 50.0),
+    ]
+    assert [row["measured"] for row in last.history] == [0, 1, 2], "the epochs before"
+    assert [row["lr"] for row in last.history] == [epoch_rates(recipe, epoch, 4)[-1].item() for epoch in range(3)]
+
+
+def test_a_run_that_is_stopped_again_and_again(tmp_path, digits, recipe, clock, saved):
+    """In the last step of an epoch, in the middle of one, in the last one."""
+    recipe, how = replace(recipe, schedule="cosine"), How(CPU, resume=True, quiet=True)
+    whole, at_once = train(recipe, digits, tmp_path / "whole", seed=1, how=how)
+    clock.now = 1000.0
+    for second, number in ((4, signal.SIGTERM), (6, signal.SIGINT), (10, signal.SIGTERM)):
+        clock.after[second] = lambda number=number: os.kill(os.getpid(), number)
+        with pytest.raises(Interrupted, match=f"stopped by {number.name} after writing") as stopped:
+            train(recipe, digits, tmp_path / "parts", seed=1, how=how)
+        assert stopped.value.signal == number
+    parts, last = train(recipe, digits, tmp_path / "parts", seed=1, how=how)
+    assert saved[1:] == [(1, 0, 4.0), (1, 2, 6.0), (2, 2, 10.0), (3, 0, 12.0)]
+    # What a row says of time is of the steps since the run went on.
+    assert [(row["epoch"], row["seconds"], row["images_per_second"]) for row in last.history] == [
+        (1, 4.0, 50.0),
+        (2, 2.0, 40.0),
+        (3, 2.0, 40.0),
+    ]
+    assert [row["loss"] for row in last.history] == [row["loss"] for row in at_once.history]
+    for name, x in whole.tensors().items():
+        assert torch.equal(x, parts.tensors()[name]), name
+
+
+def test_weights_to_start_from_are_taken(tmp_path, digits, recipe):
+    start = Engine(recipe, digits, seed=2, device=CPU).method.encoder.state_dict()
+    engine, last = train(replace(recipe, epochs=0), digits, tmp_path, seed=1, how=How(CPU, quiet=True), encoder=start)
+    for found in (engine.method.encoder.state_dict(), last.encoder_state()):
+        assert all(torch.equal(found[name], x) for name, x in start.items())
+
+
+def test_what_has_diverged_is_not_written(tmp_path, digits, clock, saved, monkeypatch):
+    """A loss that does not look at its input: every checkpoint does."""
+    recipe, how = Recipe(method="supervised", epochs=1, batch=60, lr=1e30), How(CPU, checkpoint_seconds=0, quiet=True)
+    monkeypatch.setattr(loop, "LOOK_SECONDS", 1e9)
+    with pytest.raises(TrainingError, match=r"expected a finite loss, got .* in epoch 1, by step 2 of 4"):
+        train(recipe, digits, tmp_path, seed=1, how=how)
+    assert saved == [(0, 1, 1.0)]
+
+
+@pytest.mark.parametrize(("raised", "told"), [(ValueError, TrainingError), (RuntimeError, RuntimeError)])
+def test_another_error_gets_no_advice(tmp_path, digits, recipe, clock, raised, told):
+    def fail():
+        raise raised("something else")
+
+    clock.after[6] = fail
+    with pytest.raises(RuntimeError) as error:
+        train(recipe, digits, tmp_path, seed=1, how=How(CPU, quiet=True))
+    assert error.type is told
+    assert str(error.value) == ("epoch 2, step 2 of 4: " if told is TrainingError else "") + "something else"
+
+
+def test_signals_are_given_back_and_not_taken_from_the_main_thread():
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.getsignal(number) for number in numbers]
+    with loop._Signals():
+        assert all(signal.getsignal(number) not in before for number in numbers)
+    assert [signal.getsignal(number) for number in numbers] == before
+    failed = []
+
+    def elsewhere():
+        try:
+            with loop._Signals():
+                pass
+        except ValueError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert not failed
+    assert [signal.getsignal(number) for number in numbers] == before
+
+
+def test_tensorboard_shows_every_epoch(tmp_path, digits, recipe):
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    how = How(CPU, tensorboard=True, quiet=True)
+    _, last = train(replace(recipe, epochs=2), digits, tmp_path, seed=1, how=how)
+    board = events.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    for name in last.history[0].keys() - {"epoch"}:
+        shown = [(event.step, event.value) for event in board.Scalars(name)]
+        assert shown == [(row["epoch"], pytest.approx(row[name], rel=1e-6)) for row in last.history]
