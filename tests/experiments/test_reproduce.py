@@ -200,6 +200,7 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(tmp_path, capfd):
     assert [job.record(tmp_path).exists() for job in jobs] == [False, True]
     # Other workers leave it alone; the same command tries it again.
     assert work(jobs, tmp_path, tmp_path / "s", CPU, None) == []
+    jobs[1].record(tmp_path).unlink()
     assert reproduce(jobs, results=tmp_path, scratch=tmp_path / "s", device=CPU, at_once=2) == 1
     assert capfd.readouterr().err.count("failed: paper/digits-matching-triplet") == 2  # when it happens, and at the end
     assert (
@@ -314,6 +315,19 @@ def test_a_worker_without_its_gpu_stops(tmp_path, capfd, monkeypatch):
         work(jobs, tmp_path, tmp_path / "s", CPU, None)
     assert [path.name for path in tmp_path.rglob("*.failed")] == ["seed-1.failed"]  # the next is left to others
     capfd.readouterr()
+
+
+def test_there_are_no_more_workers_than_runs(tmp_path, monkeypatch):
+    jobs, asked = expand("table2", data="digits", seeds=(1, 2, 3), only=("paper/digits-conv4-random",)), []
+    monkeypatch.setattr(module, "_side_by_side", lambda at_once, arguments: asked.append(at_once))
+    monkeypatch.setattr(module, "work", lambda *arguments: asked.append("here"))
+    for at_once, there in ((8, 0), (2, 0), (8, 1), (8, 2), (8, 3)):
+        for job in jobs[:there]:
+            job.record(tmp_path).parent.mkdir(parents=True, exist_ok=True)
+            job.record(tmp_path).touch()
+        left = reproduce(jobs, results=tmp_path, scratch=tmp_path, device=CPU, at_once=at_once)
+        assert left == len(jobs) - there
+    assert asked == [3, 2, 2, "here", "here"]
 
 
 def test_a_worker_with_nowhere_to_write_says_so(tmp_path):

@@ -178,6 +178,7 @@ def reproduce(
     for path in places:
         _failure(path).unlink(missing_ok=True)
     arguments = (list(jobs), results, scratch, device, root, forget)
+    at_once = max(1, min(at_once, sum(not path.exists() for path in places)))  # no worker without a run
     if at_once == 1:
         work(*arguments)
     else:
