@@ -173,13 +173,17 @@ def is_ablation(group: Group) -> bool:
 
 def ablation_table(group: Group) -> Table:
     """One row for what was changed and its weight, the best difference to the plain loss first."""
-    columns = ("what is changed", "weight", "n", "validation accuracy", "difference to plain", "kNN-20 accuracy")
+    columns = (
+        *("what is changed", "weight", "n", "validation accuracy", "difference to plain"),
+        *("kNN-20 accuracy", "kNN-20, difference"),
+    )
     rows: list[list[Cell]] = []
     for row, difference in ranked(group):
         label = word(row.loss) if row.loss else row.label + ("" if row.term else ", plain")
         weight = None if row.weight is None else f"{row.weight:g}"
         cells: list[Cell] = [label, weight, len(row.runs), row.mean("probe_accuracy")]
-        rows.append([*cells, difference, row.mean("knn20_accuracy")])
+        other = group.difference(row, "knn20_accuracy")
+        rows.append([*cells, difference, row.mean("knn20_accuracy"), other])
     note = f"{NOTE} Tested on training images that were kept apart, not on the test split. {_machines(group)}"
     return Table(group.name, columns, rows, group.title, note)
 
