@@ -317,6 +317,17 @@ def test_a_worker_without_its_gpu_stops(tmp_path, capfd, monkeypatch):
     capfd.readouterr()
 
 
+def test_a_gpu_that_runs_cannot_share_is_told_of(tmp_path, monkeypatch, capsys):
+    jobs = expand("table2", data="digits", only=("paper/digits-conv4-random",))
+    monkeypatch.setattr(module, "_side_by_side", lambda *given: None)
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    for device, told in (("cuda", True), ("cpu", False), ("cuda", False)):
+        reproduce(jobs, results=tmp_path, scratch=tmp_path, device=torch.device(device), at_once=2)
+        assert ("`nvidia-cuda-mps-control -d` lets them share the GPU" in capsys.readouterr().err) == told
+        if not told:
+            (tmp_path / "nvidia-cuda-mps-control.pid").touch()
+
+
 def test_there_are_no_more_workers_than_runs(tmp_path, monkeypatch):
     jobs, asked = expand("table2", data="digits", seeds=(1, 2, 3), only=("paper/digits-conv4-random",)), []
     monkeypatch.setattr(module, "_side_by_side", lambda at_once, arguments: asked.append(at_once))

@@ -18,6 +18,7 @@ from setwise.kernels.conv_plan import (
     Layer,
     convolution,
     normalisation,
+    processes_share,
     processors_for,
     share_device,
     weight_gradient,
@@ -185,6 +186,12 @@ class TestPlans:
             assert processors_for(2) == 1
         finally:
             share_device(1)
+
+    def test_processes_share_a_device_under_mps_only(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+        assert not processes_share()
+        (tmp_path / "nvidia-cuda-mps-control.pid").write_text("123")
+        assert processes_share()
 
     def test_texts_are_there(self):
         layer = layer_of(*RESNET[1])

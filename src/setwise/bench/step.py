@@ -26,7 +26,7 @@ from setwise.encoders import create, projection_head
 from setwise.experiments.recipes import RECIPES as ALL
 from setwise.experiments.recipes import recipe as find
 from setwise.experiments.records import surroundings
-from setwise.kernels.conv_plan import share_device
+from setwise.kernels.conv_plan import processes_share, share_device
 from setwise.recipe import Recipe
 from setwise.training.engine import Engine
 from setwise.training.schedule import batch_sizes
@@ -154,7 +154,7 @@ def plain_loop(recipe: Recipe, data: ImageSet, device: torch.device, seconds: fl
 
 
 def _worker(name: str, device: str, seconds: float, barrier: Any, results: Any) -> None:
-    share_device(barrier.parties)
+    share_device(barrier.parties if processes_share() else 1)
     recipe = find(name)
     engine = Engine(recipe, material(recipe), seed=os.getpid() % 1000, device=torch.device(device))
     engine.begin(0)

@@ -29,7 +29,7 @@ from setwise.experiments import records, runs
 from setwise.experiments.jobs import Job
 from setwise.experiments.matching import run_matching
 from setwise.experiments.recipes import recipe
-from setwise.kernels.conv_plan import share_device
+from setwise.kernels.conv_plan import processes_share, share_device
 from setwise.recipe import CONTRASTIVE, Recipe
 from setwise.training.checkpoint import write_text
 from setwise.training.errors import Interrupted, TrainingError, out_of_memory
@@ -150,7 +150,7 @@ def _failure(record: Path) -> Path:
 
 
 def _worker(at_once: int, *arguments: Any) -> None:
-    share_device(at_once)
+    share_device(at_once if processes_share() else 1)
     try:
         work(*arguments)
     except (Interrupted, KeyboardInterrupt):  # the one who asked knows, and says it once
@@ -182,6 +182,11 @@ def reproduce(
     if at_once == 1:
         work(*arguments)
     else:
+        if device.type == "cuda" and not processes_share():
+            words = (
+                "NVIDIA's MPS does not run: the runs take turns; `nvidia-cuda-mps-control -d` lets them share the GPU"
+            )
+            print(f"setwise: {words}", file=sys.stderr)
         _side_by_side(at_once, arguments)
     for failure in map(_failure, places):
         with suppress(FileNotFoundError):  # there is none, or another command has just taken it away

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -228,6 +230,12 @@ def share_device(runs: int) -> None:
     global _runs
     check_count(runs, "runs")
     _runs = runs
+
+
+def processes_share() -> bool:
+    """Whether NVIDIA's MPS runs here: without it processes take turns, and each has the whole device in its own."""
+    folder = os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or "/tmp/nvidia-mps"
+    return Path(folder, "nvidia-cuda-mps-control.pid").exists()
 
 
 def processors_for(count: int) -> int:
