@@ -184,7 +184,7 @@ def reproduce(
     else:
         if device.type == "cuda" and not processes_share():
             words = (
-                "NVIDIA's MPS does not run: the runs take turns; `nvidia-cuda-mps-control -d` lets them share the GPU"
+                "no MPS of NVIDIA's runs, so these take turns; `nvidia-cuda-mps-control -d` lets them share the GPU"
             )
             print(f"setwise: {words}", file=sys.stderr)
         _side_by_side(at_once, arguments)
