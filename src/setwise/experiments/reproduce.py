@@ -183,9 +183,7 @@ def reproduce(
         work(*arguments)
     else:
         if device.type == "cuda" and not processes_share():
-            words = (
-                "no MPS of NVIDIA's runs, so these take turns; `nvidia-cuda-mps-control -d` lets them share the GPU"
-            )
+            words = "no MPS of NVIDIA's runs, so these take turns; `nvidia-cuda-mps-control -d` lets them share the GPU"
             print(f"setwise: {words}", file=sys.stderr)
         _side_by_side(at_once, arguments)
     for failure in map(_failure, places):
