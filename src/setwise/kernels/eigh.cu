@@ -237,16 +237,26 @@ __device__ __forceinline__ float minus_root(float2 pole, float4 root) {
     return ((pole.x - root.x) + (pole.y - root.y)) - root.z;
 }
 
+struct Tile {  // four rows and four columns of a join, if it is one
+    int row, column;
+    Block block;
+    bool here;
+};
+
+__device__ __forceinline__ Tile tile_of(int tile, int half) {
+    const int id = threadIdx.x + tile * THREADS, width = (min(2 * half, N) + 3) / 4, row = 4 * (id / width);
+    const Block block = block_of(row, half);
+    const int column = block.start + 4 * (id % width);
+    return {row, column, block, row < N && column < N && block.joined};
+}
+
 // All products of the halves' eigenvectors with those of their joins, four rows and four columns at a time.
 __device__ __forceinline__ void multiply(Memory& memory, int half) {
-    const int width = (min(2 * half, N) + 3) / 4;
     float sums[TILES][4][4] = {};
 #pragma unroll
     for (int tile = 0; tile < TILES; ++tile) {
-        const int id = threadIdx.x + tile * THREADS, row = 4 * (id / width);
-        const Block block = block_of(row, half);
-        const int column = block.start + 4 * (id % width);
-        if (row >= N || column >= N || !block.joined) continue;
+        const auto [row, column, block, here] = tile_of(tile, half);
+        if (!here) continue;
         // Of two rows each, the halves share a tile; beside them there are zeros.
         const int from = half < 4 || row < block.cut ? block.start : block.cut;
         const int to = half < 4 || row >= block.cut ? block.end : block.cut;
@@ -271,10 +281,8 @@ __device__ __forceinline__ void multiply(Memory& memory, int half) {
     __syncthreads();
 #pragma unroll
     for (int tile = 0; tile < TILES; ++tile) {
-        const int id = threadIdx.x + tile * THREADS, row = 4 * (id / width);
-        const Block block = block_of(row, half);
-        const int column = block.start + 4 * (id % width);
-        if (row >= N || column >= N || !block.joined) continue;
+        const auto [row, column, block, here] = tile_of(tile, half);
+        if (!here) continue;
         const float4 scale = *reinterpret_cast<float4*>(memory.scales + column);
 #pragma unroll
         for (int r = 0; r < 4; ++r)
