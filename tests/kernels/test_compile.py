@@ -8,7 +8,7 @@ import torch
 
 from setwise.kernels import views as view_kernels
 from setwise.kernels.conv_plan import Layer, convolution, normalisation, weight_gradient
-from setwise.kernels.eigh import LARGEST, threads_for
+from setwise.kernels.eigh import FILES, LARGEST, threads_for
 from setwise.kernels.nvrtc import source
 from setwise.views import preset
 from setwise.views.pipeline import Views
@@ -73,7 +73,7 @@ def others():
     for name in ("unit_rows", "unit_rows_backward", "meeting", "row_losses"):
         yield ("rows.cu",), name, ()
     for n in (2, 65, LARGEST):
-        yield ("eigh.cu",), "eigh", (("N", n), ("THREADS", threads_for(n)))
+        yield FILES, "eigh", (("N", n), ("THREADS", threads_for(n)))
     for name in ("self-supervised", "supervised"):
         views: Views = preset(name)
         for kernel in ("draw_views", "apply_views", "views"):

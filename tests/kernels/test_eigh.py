@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from setwise.kernels import eigh as module
-from setwise.kernels.eigh import LARGEST, eigh, shared_bytes, threads_for
+from setwise.kernels.eigh import FILES, LARGEST, eigh, shared_bytes, threads_for
 from setwise.kernels.nvrtc import source
 
 gpu = pytest.mark.gpu  # tests/conftest.py skips it where there is none
@@ -97,9 +97,7 @@ def on_cpu(tmp_path_factory):
 
     @cache
     def build(n: int) -> ctypes.CDLL:
-        text = f'#include "{Path(__file__).parent / "block.h"}"\n' + source(
-            "eigh.cu", {"N": n, "THREADS": threads_for(n)}
-        )
+        text = f'#include "{Path(__file__).parent / "block.h"}"\n' + source(FILES, {"N": n, "THREADS": threads_for(n)})
         (folder / f"{n}.cpp").write_text(text + RUN)
         options = ["-std=c++20", "-O1", "-fPIC", "-shared", "-ffp-contract=off"]
         subprocess.run(["g++", *options, folder / f"{n}.cpp", "-o", folder / f"{n}.so"], check=True)

@@ -15,6 +15,7 @@ from torch import Tensor
 from setwise.checks import check_square
 from setwise.kernels.nvrtc import compile_kernel, or_none, usable
 
+FILES = ("tridiagonal.cu", "eigh.cu")
 LARGEST = 132  # rows; the kernel then takes 163 KB of shared memory, which data centre GPUs since the A100 have
 
 
@@ -24,7 +25,7 @@ def threads_for(n: int) -> int:
 
 
 def shared_bytes(n: int) -> int:
-    """What ``Memory`` in eigh.cu takes."""
+    """What ``Memory`` in tridiagonal.cu takes."""
     threads, height, stride = threads_for(n), -(-n // 4) * 4, -(-n // 16) * 16 + 4
     places = -(-n // (threads // 8)) * (threads // 8)
     floats = 2 * height * stride + 3 * places + height + 14 * n + threads // 32
@@ -36,7 +37,7 @@ class Solver:
 
     def __init__(self, n: int) -> None:
         self.threads = threads_for(n)
-        self.kernel = compile_kernel("eigh.cu", "eigh", {"N": n, "THREADS": self.threads}, shared_bytes(n))
+        self.kernel = compile_kernel(FILES, "eigh", {"N": n, "THREADS": self.threads}, shared_bytes(n))
 
     def __call__(self, a: Tensor) -> tuple[Tensor, Tensor]:
         """Decompose ``a`` [B, n, n], float32 and contiguous, on the current stream of its device."""
