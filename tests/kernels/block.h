@@ -24,7 +24,7 @@ struct alignas(16) float4 {
 };
 static float2 make_float2(float x, float y) { return {x, y}; }
 static float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
-static Dimensions threadIdx, blockIdx, blockDim;
+static Dimensions threadIdx, blockIdx, blockDim, gridDim;
 
 struct Barrier {
     int expected = 0, arrived = 0;
@@ -117,7 +117,7 @@ void launch(Kernel kernel, int blocks, int threads, Arguments... arguments) {
         slots.assign(threads, 0.0f);
         whole = {threads};
         warps.assign(threads / 32, {32});
-        blockIdx.x = block, blockDim.x = threads;
+        blockIdx.x = block, blockDim.x = threads, gridDim.x = blocks;
         for (int thread = 0; thread < threads; ++thread) {
             ucontext_t& start = fibers[thread].start;
             getcontext(&start);

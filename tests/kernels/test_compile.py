@@ -2,10 +2,12 @@
 
 import ctypes
 from importlib.metadata import PackageNotFoundError, files
+from itertools import product
 
 import pytest
 import torch
 
+from setwise.kernels import local
 from setwise.kernels import views as view_kernels
 from setwise.kernels.conv_plan import Layer, convolution, normalisation, weight_gradient
 from setwise.kernels.eigh import FILES, LARGEST, threads_for
@@ -72,6 +74,8 @@ def convolutions():
 def others():
     for name in ("unit_rows", "unit_rows_backward", "meeting", "row_losses"):
         yield ("rows.cu",), name, ()
+    for name, channels in product(local.NAMES, (local.CHANNELS[0], local.CHANNELS[-1])):
+        yield ("local.cu",), name, (("CHANNELS", channels),)
     for n in (2, 65, LARGEST):
         yield FILES, "eigh", (("N", n), ("THREADS", threads_for(n)))
     for name in ("self-supervised", "supervised"):

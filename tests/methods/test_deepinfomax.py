@@ -263,6 +263,24 @@ def test_autocast_gives_float32_terms():
     assert all(p.grad is not None and p.grad.isfinite().all() for p in method.parameters())
 
 
+@pytest.mark.gpu
+def test_terms_and_gradients_by_kernels():
+    exact, method = small_method(channels=3).double(), small_method(channels=3).cuda()
+    method.to(memory_format=torch.channels_last)
+    terms = exact(make_batch(random_images(64, 3), dtype=torch.float64))
+    images, samples, seed, epoch = random_images(64, 3).cuda(), torch.arange(64).cuda(), *torch.tensor([1, 0]).cuda()
+    batch = Batch(images, samples, torch.zeros_like(samples), seed, epoch, dtype=torch.bfloat16, channels_last=True)
+    with torch.autocast("cuda", torch.bfloat16):
+        got = method(batch)
+    for x in (terms, got):
+        x["loss"].backward()
+    for name, term in terms.items():
+        assert got[name].item() == pytest.approx(term.item(), rel=0.01)
+    for a, b in zip(method.local.parameters(), exact.local.parameters(), strict=True):
+        assert a.grad.dtype == torch.float32
+        assert (a.grad.cpu() - b.grad).norm() < 0.2 * b.grad.norm()
+
+
 def test_errors():
     with pytest.raises(ValueError, match=r"expected an encoder with the methods first\(images\) and rest.*got Linear"):
         DeepInfoMax(nn.Linear(2, 2), 2, 1, Views(), adversarial=True)

@@ -6,9 +6,10 @@ from typing import Any, Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import conv2d, linear, relu, softplus
+from torch.nn.functional import softplus
 
 from setwise.checks import check_count
+from setwise.kernels.local import local_scores
 from setwise.kernels.views import BLOCKS
 from setwise.methods.method import Batch, Method
 from setwise.views import Views
@@ -64,22 +65,13 @@ class LocalDiscriminator(nn.Module):
 
     def __init__(self, channels: int, features: int) -> None:
         super().__init__()
-        self.channels = channels
         self.first = nn.Conv2d(channels + features, LOCAL_WIDTH, 1)
         self.second = nn.Conv2d(LOCAL_WIDTH, LOCAL_WIDTH, 1)
         self.last = nn.Conv2d(LOCAL_WIDTH, 1, 1)
 
     def forward(self, feature_map: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Scores [B, 1, H, W] of each feature map with its own features, and with those of the image before.
-
-        The first layer is linear: it is computed once for the maps and once for the features, which are the same at
-        every place, and nothing is stacked. For the second scores the latter are moved, which are the smaller.
-        """
-        weight = self.first.weight
-        places = conv2d(feature_map, weight[:, : self.channels], self.first.bias)
-        whole = linear(features, weight[:, self.channels :, 0, 0])[:, :, None, None]
-        own, other = (self.last(relu(self.second(relu(places + x)))) for x in (whole, whole.roll(1, 0)))
-        return own, other
+        """Scores [B, 1, H, W] of each feature map with its own features, and with those of the image before."""
+        return local_scores(feature_map, features, self.first, self.second, self.last)
 
 
 class DeepInfoMax(Method):
