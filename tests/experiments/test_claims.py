@@ -105,7 +105,11 @@ def test_of_a_probe_the_control_is_weight_0(keep, found):
         for weight, accuracy in ((0.0, control), (0.3, 0.7)):
             keep(f"{name}-qare", seed, {"probe_accuracy": accuracy}, variant=f"beta-{weight:g}", beta=weight)
     ((where, verdict, ours, _),) = told(settings(found()), "QARe beats its control")
-    assert (where, verdict, ours.mean) == ("SparseCLR: CIFAR-10, Conv-4, released", "cannot be told", pytest.approx(3.5))
+    assert (where, verdict, ours.mean) == (
+        "SparseCLR: CIFAR-10, Conv-4, released",
+        "cannot be told",
+        pytest.approx(3.5),
+    )
     ((_, helps, _, against, *_),) = differences(found()).rows
     assert (helps.mean, against) == (pytest.approx(2.5), ours)
 

@@ -36,9 +36,9 @@ NOTE = (
 )
 SIGNS = (
     "Verdicts as above. Controls have no eigenvalues: the structural difference; of a probe the same form with weight "
-    "0, which leaves the released code's clamp; of an ablation the Frobenius norms. False negatives: points of the weight's share on images of the same class, against SimCLR. A "
-    "point on both encoders: the difference of the encoder that gains less; yes if both gain a point with intervals "
-    "above zero, no if an interval ends below a point."
+    "0, which leaves the released code's clamp; of an ablation the Frobenius norms. False negatives: points of the "
+    "weight's share on images of the same class, against SimCLR. A point on both encoders: the difference of the "
+    "encoder that gains less; yes if both gain a point with intervals above zero, no if an interval ends below a point."
 )
 Found = tuple[str, str | None, PairedDifference | MeanStd, str]  # where, the paper's, ours, the verdict
 

@@ -176,7 +176,7 @@ def confirm(asked: Asked) -> list[Job]:
     return jobs
 
 
-# What could keep ResNet-32 below the paper's number, on a quarter of the epochs; precisions on a tenth, float32 is slow.
+# What could keep ResNet-32 below the paper's number, on a quarter of the epochs; float32, which is slow, on a tenth.
 QUARTER, TENTH = {"epochs": 50}, {"epochs": 20}
 SHORTFALL: dict[str, dict[str, Any]] = {
     "quarter": QUARTER,
