@@ -66,8 +66,8 @@ def test_the_verdict_is_where_the_interval_lies(keep, found, gains, verdict):
     ((said, only, greatest, _),) = told(claims(found()), "QARe helps")
     assert (said, greatest) == (verdict, None)
     assert only.mean == pytest.approx(np.mean(gains))
-    more = f": SimCLR (CIFAR-10, Conv-4, released) {shown(only)}" if verdict in ("yes", "no") else ""
-    assert lead(found()).startswith(f"Does QARe help? {verdict.capitalize()}{more}.")
+    words = f"{verdict.capitalize()}: SimCLR (CIFAR-10, Conv-4, released) {shown(only)}."
+    assert lead(found()).startswith(f"Does QARe help? {words}")
 
 
 def test_qare_against_its_control_is_paired_by_seed(keep, found):
@@ -262,7 +262,7 @@ def test_the_ablations_best_is_confirmed_by_fresh_seeds_on_the_test_set_only(kee
         keep(NAME, seed, {"probe_accuracy": 0.60 + gain}, variant="test", **best)
     ((_, verdict, ours, _),) = told(settings(found()), "The ablation's best holds")
     assert (verdict, ours.seeds, ours.mean) == ("cannot be told", (11, 12), pytest.approx(0.225))
-    assert "test set? Cannot be told." in lead(found())
+    assert f"test set? Cannot be told: {where.replace(': ', ' (', 1)}) {shown(ours)}." in lead(found())
     assert told(claims(found()), "QARe helps")[0][0] == "no runs yet", "what is for choosing answers nothing"
     for seed, gain in ((1, 0.012), (2, 0.0121)):  # of ResNet-32 none has chosen it
         keep(NAME.replace("conv4", "resnet32"), seed, {"probe_accuracy": 0.70})

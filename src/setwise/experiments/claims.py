@@ -282,17 +282,17 @@ def lead(found: Sequence[Group]) -> str:
 
 
 def _said(answers: Sequence[Found]) -> str:
-    """Each verdict with the settings that it is of, those that can be told with their numbers."""
+    """Each verdict with the settings that it is of, those that can be told, or the only one, with their numbers."""
     parts = []
     for verdict in (*VERDICTS.values(), UNCONFIRMED):
         mine = sorted((a for a in answers if a[3] == verdict), key=lambda answer: -abs(answer[2].mean))
-        if mine and verdict in TOLD and all(_against_zero(answer) for answer in mine):
+        if mine and (len(answers) == 1 or (verdict in TOLD and all(_against_zero(answer) for answer in mine))):
             names = [f"{where.replace(': ', ' (', 1)}) {shown(ours)}" for where, _, ours, _ in mine[:NAMED]]
             more = f" and {len(mine) - NAMED} more" if len(mine) > NAMED else ""
             corrected = _corrected(answers, verdict, fewer_than=len(mine))
             parts.append(f"{verdict}{corrected}: {', '.join(names)}{more}")
         elif mine:
-            parts.append(f"{verdict}: {len(mine)} of {len(answers)} settings" if len(answers) > 1 else verdict)
+            parts.append(f"{verdict}: {len(mine)} of {len(answers)} settings")
     words = "; ".join(parts) or NO_RUNS
     return words[0].upper() + words[1:]
 
