@@ -69,6 +69,22 @@ def test_figure_2_in_numbers(sweep, accuracies):
                 assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
 
 
+def test_figure_2_says_how_flat_the_spectra_are_where_records_do(keep, look, tmp_path):
+    for weight, spread, rank in ((None, 1.0, 3.0), (0.0, 1.0, 3.5), (0.5, 0.5, 4.0), (1.0, 0.0, 5.0)):
+        for seed in SEEDS:
+            seen = look(seed, spread) | ({"feature_rank": rank + seed / 10} if weight != 0.5 else {})
+            about = {"epochs": [{"epoch": 1, "loss": 1.0, "structure": seen}]}
+            more = {} if weight is None else {"variant": f"beta-{weight:g}", "beta": weight}
+            keep(f"{NAME}{'' if weight is None else '-qare'}", seed, {"probe_accuracy": 0.5}, about=about, **more)
+    ((found,),) = (sweeps(group) for group in groups(collect(tmp_path / "results")[0]))
+    table = sweep_table(found)
+    assert table.columns[-2:] == ("effective rank", "effective rank of features")
+    ranks = [row[-2].mean for row in table.rows]
+    assert ranks[0] == ranks[1] < ranks[2] < ranks[3]
+    expected = [rank + np.mean(SEEDS) / 10 for rank in (3.0, 3.5, 5.0)]
+    assert [row[-1].mean for row in table.rows if row[-1]] == pytest.approx(expected)
+
+
 def test_the_picture_has_the_plain_loss_as_a_level(drawn_page, sweep, accuracies):
     page = drawn_page
     sweep_onto(page, sweep)

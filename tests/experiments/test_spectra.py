@@ -66,6 +66,8 @@ def test_a_look_is_the_mean_of_both_views(group):
         ({"eigenvalues": [[0.0, 0.0]]}, {"spectrum", "largest"}),
         ({"support": 300.0, "negatives": 254.0, "same_class": -0.1, "same_class_weight": 1.5}, {"negatives"}),
         ({"support": 10**400, "negatives": math.nan, "same_class": 0.1}, {"same_class"}),
+        ({"feature_rank": 3.5}, {"feature_rank"}),
+        ({"feature_rank": -1.0}, set()),
     ],
 )
 def test_what_cannot_be_is_left_out(structure, left):
@@ -91,9 +93,15 @@ def test_the_table_is_of_the_last_epoch_that_all_seeds_have(group, tmp_path):
     assert sparse["effective rank"].std == pytest.approx(np.std(ranks, ddof=1))
     assert sparse["largest eigenvalue"].mean == pytest.approx(np.max(views, axis=2).mean())
     assert rows["SimCLR + QARe"]["effective rank"].mean > rows["SimCLR"]["effective rank"].mean
+    assert table.columns[-1] == "largest eigenvalue", "no record has the features' rank"
 
     path = tmp_path / "results" / "runs" / "released" / "cifar10-conv4-sparseclr" / "seed-2.json"
     record = json.loads(path.read_text())
+    record["epochs"][-1]["structure"]["feature_rank"] = 4.5
+    path.write_text(json.dumps(record))
+    table = looks_table(groups(collect(tmp_path / "results")[0])[0])
+    assert table.columns[-1] == "effective rank of features"
+    assert [row[-1] and row[-1].mean for row in table.rows] == [None, None, 4.5, None]
     del record["epochs"][-1]["structure"]
     path.write_text(json.dumps(record))
     epoch, looks = last_look(groups(collect(tmp_path / "results")[0])[0].plain("sparseclr"))

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from entmax import sparsemax
+from scipy.stats import entropy
 
 import setwise as sw
 from setwise.data import load
@@ -98,6 +99,13 @@ def test_what_the_term_acts_on_is_kept_where_it_is_not_the_embeddings(name):
     engine.method.encoder.register_forward_hook(lambda *found: seen.append(found[-1]))
     engine.method.head.register_forward_hook(lambda *found: seen.append(found[-1]))
     found = structure.structure(engine, engine.method)
+    ranks = []
+    for x in seen[0].detach().double().numpy().reshape(2, 64, -1):
+        x = x - x.mean(0)
+        ranks.append(
+            np.exp(entropy(np.linalg.svd(x / np.linalg.norm(x, axis=1, keepdims=True), compute_uv=False) ** 2))
+        )
+    assert found["feature_rank"] == pytest.approx(np.mean(ranks), rel=1e-4)
     if name == "qare":
         assert "acted_on" not in found
         return

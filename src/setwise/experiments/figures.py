@@ -15,8 +15,9 @@ import torch
 from setwise.experiments.collected import TERMS, Group, Row
 from setwise.experiments.page import Page
 from setwise.experiments.paper_numbers import MEMORY_ADDED, SAFE_WEIGHTS, TIME_ADDED, word
+from setwise.experiments.spectra import last_look, mean_look
 from setwise.experiments.statistics import PairedDifference, number, paired_difference
-from setwise.experiments.tables import NOTE, Cell, Table, shown
+from setwise.experiments.tables import NOTE, Cell, Table, filled, shown
 
 MEASURE = "probe_accuracy"
 SAFE = "{:g} to {:g}".format(*SAFE_WEIGHTS)
@@ -66,19 +67,29 @@ def sweeps(group: Group) -> list[Sweep]:
 
 def sweep_table(sweep: Sweep) -> Table:
     """Figure 2 in numbers."""
-    columns = ("weight of QARe", "n", "probe accuracy", "difference to weight 0", "difference to plain")
+    columns = (
+        *("weight of QARe", "n", "probe accuracy", "difference to weight 0", "difference to plain"),
+        *("effective rank", "effective rank of features"),
+    )
+
+    def ranks(row: Row) -> list[Cell]:
+        last = last_look(row)
+        return [mean_look(last[1] if last else {}, measure) for measure in ("effective_rank", "feature_rank")]
+
     zero = sweep.rows[0.0].values(MEASURE) if 0.0 in sweep.rows else {}
     plain = sweep.plain.values(MEASURE)
     rows: list[list[Cell]] = []
     if sweep.plain.runs:
-        rows.append([f"none: {sweep.plain.label}", len(sweep.plain.runs), sweep.plain.mean(MEASURE), None, None])
+        cells: list[Cell] = [f"none: {sweep.plain.label}", len(sweep.plain.runs), sweep.plain.mean(MEASURE), None, None]
+        rows.append([*cells, *ranks(sweep.plain)])
     for weight, row in sweep.rows.items():
         values = row.values(MEASURE)
         to_zero = paired_difference(values, zero) if weight else None
-        rows.append([f"{weight:g}", len(row.runs), row.mean(MEASURE), to_zero, paired_difference(values, plain)])
+        cells = [f"{weight:g}", len(row.runs), row.mean(MEASURE), to_zero, paired_difference(values, plain)]
+        rows.append([*cells, *ranks(row)])
     name = f"weights-{sweep.group.name}-{next(iter(sweep.rows.values())).base}"
     note = f"{NOTE} Weight 0 is the loss as it is with QARe (in the released form clamped), without QARe."
-    return Table(name, columns, rows, f"Figure 2: {sweep.label}, {sweep.group.setting}", note)
+    return Table(name, *filled(columns, rows), f"Figure 2: {sweep.label}, {sweep.group.setting}", note)
 
 
 def sweep_answer(sweep: Sweep) -> str:

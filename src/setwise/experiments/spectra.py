@@ -17,7 +17,7 @@ from setwise.experiments.collected import Group, Row, Run, epochs, mean_curve
 from setwise.experiments.page import Page
 from setwise.experiments.paper_numbers import word
 from setwise.experiments.statistics import MeanStd, mean_std, number
-from setwise.experiments.tables import Cell, Table
+from setwise.experiments.tables import Cell, Table, filled
 
 MOST = 1e9  # of anything counted or measured here; beyond are broken records, whose sums could leave float64's range
 NOISE = 1e-6  # of the largest eigenvalue: below are zeros and their rounding, which a logarithmic axis cannot show
@@ -32,8 +32,8 @@ EXPLAINED = (
 LOOKS = (
     "What the loss looks at is of one fixed batch, at the last epoch that was measured: how many of a view's negatives "
     "have any weight in the pairwise loss's gradient; which share of that weight lies on images of the same class "
-    "(false negatives), and which share of the negatives they are (what chance would give). Mean ± sample standard "
-    "deviation over n seeds."
+    "(false negatives), and which share of the negatives they are (what chance would give). The rank of the features, "
+    "about their mean, is of what the probe sees. Mean ± sample standard deviation over n seeds."
 )
 
 
@@ -44,6 +44,7 @@ class Structure:
     spectrum: tuple[float, ...] = ()  # eigenvalues, the largest first, means of both views
     effective_rank: float | None = None  # likewise
     largest: float | None = None
+    feature_rank: float | None = None  # of the encoder's features about their mean
     support: float | None = None
     negatives: float | None = None
     same_class_weight: float | None = None
@@ -63,6 +64,7 @@ class Structure:
             spectrum=tuple(fmean(values) for values in zip(*spectra, strict=False)),
             effective_rank=fmean(ranks) if ranks else None,
             largest=fmean(spectrum[0] for spectrum in spectra) if spectra else None,
+            feature_rank=_between(found.get("feature_rank"), MOST),
             support=_between(found.get("support"), MOST if negatives is None else negatives),
             negatives=negatives,
             same_class_weight=None if weight is None else 100 * weight,
@@ -117,6 +119,12 @@ def by_seed(looks: Mapping[int, Structure], measure: str) -> dict[int, float]:
     return {seed: value for seed, value in found.items() if value is not None}
 
 
+def mean_look(looks: Mapping[int, Structure], measure: str) -> MeanStd | None:
+    """One number's mean over the seeds that have it."""
+    values = list(by_seed(looks, measure).values())
+    return mean_std(values) if values else None
+
+
 def looks_table(group: Group) -> Table | None:
     """What the loss looks at, a row for each row of the group that was looked at; None if there is none.
 
@@ -124,24 +132,20 @@ def looks_table(group: Group) -> Table | None:
     """
     columns = (
         *("loss", "n", "epoch", "negatives with weight", "of", "weight on the same class, %", "by chance, %"),
-        *("effective rank", "largest eigenvalue"),
+        *("effective rank", "largest eigenvalue", "effective rank of features"),
     )
-    measures = ("support", "negatives", "same_class_weight", "same_class", "effective_rank", "largest")
+    measures = ("support", "negatives", "same_class_weight", "same_class", "effective_rank", "largest", "feature_rank")
     rows = []
     for row in group.rows:
         last = last_look(row) if group.validation or group.is_main(row) else None
         if last is None:
             continue
         epoch, looks = last
-        means: list[MeanStd | None] = []
-        for measure in measures:
-            values = list(by_seed(looks, measure).values())
-            means.append(mean_std(values) if values else None)
-        support, negatives, *others = means
+        support, negatives, *others = (mean_look(looks, measure) for measure in measures)
         cells: list[Cell] = [row.label, len(looks), f"{epoch:g}", support]
         rows.append([*cells, None if negatives is None else f"{negatives.mean:g}", *others])
     caption = f"What the loss looks at: {group.setting}"
-    return Table(f"structure-{group.name}", columns, rows, caption, LOOKS) if rows else None
+    return Table(f"structure-{group.name}", *filled(columns, rows), caption, LOOKS) if rows else None
 
 
 def spectra_onto(page: Page, found: Sequence[Group]) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from setwise.assignment.smoothing import row_maximum
+from setwise.experiments.spectra import effective_rank
 from setwise.losses.modules import InfoNCE, NTXent, SetContrastive, SparseCLR
 from setwise.methods import Contrastive
 from setwise.similarity import prepare, prepared_scores
@@ -49,6 +50,9 @@ def structure(engine: Engine, method: Contrastive) -> dict[str, Any]:
         method.train(was)
     z_a, z_b = z.chunk(2)
     found: dict[str, Any] = {"rows": rows, "eigenvalues": [eigenvalues(z_a), eigenvalues(z_b)]}
+    # Of the encoder's features, which are what is tested; about their mean, since behind a ReLU that is most of them.
+    ranks = [effective_rank(eigenvalues(x - x.mean(0))) for x in h.chunk(2)]
+    found["feature_rank"] = round(sum(rank or 0.0 for rank in ranks) / len(ranks), DIGITS)
     if isinstance(method.loss, SetContrastive):
         center = getattr(method.loss.regularizer, "options", {}).get("center", False)
         if center or method.loss.on == "features":  # the set-level term acts on others than those

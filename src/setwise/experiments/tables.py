@@ -226,6 +226,12 @@ def paper_number(group: Group, row: Row) -> MeanStd | None:
     return paper_numbers.CLASSIFICATION.get((group.encoder, group.data, method))
 
 
+def filled(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> tuple[Sequence[str], Sequence[Sequence[Cell]]]:
+    """Without the last columns that no row has anything in."""
+    used = max((i + 1 for row in rows for i, cell in enumerate(row) if cell is not None), default=0)
+    return columns[:used], [row[:used] for row in rows]
+
+
 def shown(cell: Cell) -> str:
     """A cell for people: two decimals, "-" where there is nothing."""
     if cell is None:
