@@ -60,15 +60,16 @@ class Reporter:
         now = time.monotonic()
         if self._start is None:
             self._start = (now, done)
-            return
+            if not force:
+                return
         passed, progress = now - self._start[0], done - self._start[1]
-        rate = self.images * progress / passed if passed > 0 else 0.0
-        say = f"epoch {min(int(done) + 1, self.epochs)}/{self.epochs}  {spell(metrics)}  {rate:,.0f} images/s"
+        say = f"epoch {min(int(done) + 1, self.epochs)}/{self.epochs}  {spell(metrics)}"
+        say += f"  {self.images * progress / passed:,.0f} images/s" if passed > 0 else ""
         if self._bar is not None:
             self._bar.update(self._task, completed=done, say=say)
         elif not self.quiet and (force or now - self._last >= LINE_SECONDS):
-            left = passed / progress * (self.epochs - done) if progress > 0 else 0.0
-            print(f"{self.title}: {say}  {left:,.0f} s left", file=sys.stderr, flush=True)
+            left = f"  {passed / progress * (self.epochs - done):,.0f} s left" if progress > 0 else ""
+            print(f"{self.title}: {say}{left}", file=sys.stderr, flush=True)
             self._last = now
 
 
