@@ -100,3 +100,12 @@ def test_every_epoch_is_in_both_files_and_what_comes_again_is_there_once(tmp_pat
         metrics.add({"epoch": 4, "loss": 0.1})
     assert len(metrics.history) == 4
     assert rows_of(tmp_path)[1] == history, "of many processes one writes"
+
+
+def test_columns_stay_what_they_are(tmp_path):
+    rows = [{"epoch": 1, "loss": 2.0, "accuracy": 0.5}, {"epoch": 2, "accuracy": 0.6, "loss": 1.0}, {"epoch": 3}]
+    for known in (0, 2):  # as they come, and of a run that is resumed
+        with Metrics(tmp_path, rows[:known]) as metrics:
+            for row in rows[known:]:
+                metrics.add(row)
+        assert (tmp_path / "metrics.csv").read_text() == "epoch,loss,accuracy\n1,2.0,0.5\n2,1.0,0.6\n3,,\n"

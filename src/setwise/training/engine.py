@@ -137,9 +137,10 @@ class Engine:
     def means(self) -> dict[str, float]:
         """Every term of the loss, the mean over the epoch so far. Waits for the device; an error if not finite."""
         seen = sum(self.sizes[: self.step_in_epoch])
-        names = list(self._totals)
-        sums = self.processes.mean(torch.stack(list(self._totals.values()))) if names else torch.zeros(0)
-        for total, x in zip(self._totals.values(), sums, strict=True):
+        names = sorted(self._totals, key=lambda name: (name != "loss", name))  # a checkpoint has another order
+        totals = [self._totals[name] for name in names]
+        sums = self.processes.mean(torch.stack(totals)) if names else torch.zeros(0)
+        for total, x in zip(totals, sums, strict=True):
             total.copy_(x)  # a checkpoint has one process's sums, and all will go on from them
         means = dict(zip(names, (sums / max(1, seen)).tolist(), strict=True))
         for name, value in means.items():

@@ -93,12 +93,8 @@ class Metrics:
             self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=len(history) + 1)
         # What an interrupted run wrote after its last checkpoint will come again.
         write_text(folder / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in history))
-        write_text(
-            folder / "metrics.csv",
-            "".join(map(_csv, [list(_numbers(history[0])), *(_numbers(row).values() for row in history)]))
-            if history
-            else "",
-        )
+        lines = [_csv(self._columns()), *(_csv(self._cells(row)) for row in history)] if history else []
+        write_text(folder / "metrics.csv", "".join(lines))
 
     def add(self, row: dict[str, Any]) -> None:
         """Append an epoch."""
@@ -108,11 +104,18 @@ class Metrics:
         with (self.folder / "metrics.jsonl").open("a") as file:
             file.write(json.dumps(row) + "\n")
         with (self.folder / "metrics.csv").open("a") as file:
-            numbers = _numbers(row)
-            file.write((_csv(numbers) if len(self.history) == 1 else "") + _csv(numbers.values()))
+            file.write((_csv(self._columns()) if len(self.history) == 1 else "") + _csv(self._cells(row)))
         if self._board is not None:
-            for name, value in numbers.items():
+            for name, value in _numbers(row).items():
                 self._board.add_scalar(name, value, row["epoch"])
+
+    def _columns(self) -> list[str]:
+        """Those of the first epoch."""
+        return list(_numbers(self.history[0]))
+
+    def _cells(self, row: Mapping[str, Any]) -> list[Any]:
+        """In the order of the columns, whatever the row's own is."""
+        return [row.get(name, "") for name in self._columns()]
 
     def __enter__(self) -> Metrics:
         """Nothing to do."""
