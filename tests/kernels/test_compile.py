@@ -75,7 +75,7 @@ def others():
     for name in ("unit_rows", "unit_rows_backward", "meeting", "row_losses"):
         yield ("rows.cu",), name, ()
     for name, channels in product(local.NAMES, (local.CHANNELS[0], local.CHANNELS[-1])):
-        yield ("local.cu",), name, (("CHANNELS", channels),)
+        yield local.FILES, name, (("CHANNELS", channels),)
     for n in (2, 65, LARGEST):
         yield FILES, "eigh", (("N", n), ("THREADS", threads_for(n)))
     for name in ("self-supervised", "supervised"):

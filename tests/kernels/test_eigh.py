@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import shutil
-import subprocess
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -89,21 +86,9 @@ extern "C" void run(int order, int batch, const float* a, float* values, float* 
 
 
 @pytest.fixture(scope="module")
-def on_cpu(tmp_path_factory):
-    """The kernel's own text for n x n matrices, compiled for the CPU."""
-    if shutil.which("g++") is None:
-        pytest.skip("needs g++, none here")
-    folder = tmp_path_factory.mktemp("eigh")
-
-    @cache
-    def build(n: int) -> ctypes.CDLL:
-        text = f'#include "{Path(__file__).parent / "block.h"}"\n' + source(FILES, {"N": n, "THREADS": threads_for(n)})
-        (folder / f"{n}.cpp").write_text(text + RUN)
-        options = ["-std=c++20", "-O1", "-fPIC", "-shared", "-ffp-contract=off"]
-        subprocess.run(["g++", *options, folder / f"{n}.cpp", "-o", folder / f"{n}.so"], check=True)
-        return ctypes.CDLL(str(folder / f"{n}.so"))
-
-    return build
+def on_cpu(for_cpu):
+    """The kernel's own text for n x n matrices."""
+    return cache(lambda n: for_cpu(source(FILES, {"N": n, "THREADS": threads_for(n)}) + RUN))
 
 
 def solve(library: ctypes.CDLL, a: np.ndarray, order: int = 1) -> tuple[np.ndarray, np.ndarray]:

@@ -2,9 +2,6 @@
 
 import ctypes
 import math
-import shutil
-import subprocess
-from pathlib import Path
 
 import entmax
 import numpy as np
@@ -132,23 +129,18 @@ def scores_for(rows, width, itself):
     return theta, partner
 
 
-@pytest.fixture(scope="module")
-def on_cpu(tmp_path_factory):
-    """The kernel's own text, compiled for the CPU."""
-    if shutil.which("g++") is None:
-        pytest.skip("needs g++, none here")
-    folder = tmp_path_factory.mktemp("rows")
-    text = f'#include "{Path(__file__).parent / "block.h"}"\n' + source("rows.cu", {})
-    text += """
+RUN = """
 extern "C" void run(int blocks, int threads, const float* theta, const long long* partners, float* losses,
                     float* gradient, int rows, int width, int itself, int sparse, double margin, double least) {
     launch(row_losses, blocks, threads, theta, partners, losses, gradient, rows, width, itself, sparse, margin, least);
 }
 """
-    (folder / "rows.cpp").write_text(text)
-    options = ["-std=c++20", "-O1", "-fPIC", "-shared"]
-    subprocess.run(["g++", *options, folder / "rows.cpp", "-o", folder / "rows.so"], check=True)
-    return ctypes.CDLL(str(folder / "rows.so"))
+
+
+@pytest.fixture(scope="module")
+def on_cpu(for_cpu):
+    """The kernel's own text."""
+    return for_cpu(source("rows.cu", {}) + RUN)
 
 
 @pytest.mark.parametrize(("rows", "width", "itself", "sparse", "margin", "least"), CHOICES)

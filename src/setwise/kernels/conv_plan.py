@@ -149,7 +149,7 @@ def convolution(layer: Layer, processors: int, *, turned: bool = False) -> Launc
     defines |= _places(inside, outside, tile) | {"LAST": int(layer.weights_last), "RESIDENT": resident}
     groups = channels_out // own
     grid = (min(tile.number(layer.images, *outside), max(1, resident * processors // groups)), groups, 1)
-    return Launch(("conv_tiles.cu", "conv.cu"), "convolve", tuple(defines.items()), shared, grid)
+    return Launch(("bf16.cu", "conv_tiles.cu", "conv.cu"), "convolve", tuple(defines.items()), shared, grid)
 
 
 def _places(inside: tuple[int, int], outside: tuple[int, int], tile: Tile) -> dict[str, object]:
@@ -189,10 +189,10 @@ def weight_gradient(layer: Layer, processors: int) -> tuple[Launch, Launch]:
     sums: dict[str, object] = {"SUM_WEIGHTS": 1, "IN": layer.channels_in, "OUT": layer.channels_out}
     sums |= {"TAPS": layer.kernel**2, "LAST": int(layer.weights_last), "CHANNELS": 8}
     elements = layer.kernel**2 * _padded(layer.channels_in) * _padded(layer.channels_out)
-    files = ("conv_tiles.cu", "conv_weights.cu")
+    files = ("bf16.cu", "conv_tiles.cu", "conv_weights.cu")
     return (
         Launch(files, "weight_gradient", tuple(defines.items()), shared, (parts, down, 1)),
-        Launch(("norm.cu",), "sum_weights", tuple(sums.items()), 0, (elements // 32, 1, 1)),
+        Launch(("bf16.cu", "norm.cu"), "sum_weights", tuple(sums.items()), 0, (elements // 32, 1, 1)),
     )
 
 
@@ -212,7 +212,7 @@ def normalisation(layer: Layer, processors: int) -> tuple[Launch, Launch, Launch
 
     def launch(name: str, grid: int, more: dict[str, object]) -> Launch:
         constants = {name.upper(): 1} | defines | more
-        return Launch(("norm.cu",), name, tuple(constants.items()), 0, (grid, 1, 1))
+        return Launch(("bf16.cu", "norm.cu"), name, tuple(constants.items()), 0, (grid, 1, 1))
 
     return (
         launch("normalise", first, {}),

@@ -5,12 +5,11 @@
 // in shared memory, the next tile's on its way there; each tap of the kernel is a matrix product whose rows are pixels
 // of it (ldmatrix takes any addresses, so that shifts and strides cost nothing).
 //
-// Defined before this text, by setwise.kernels.conv_plan: IN, OUT channels; KERNEL (1 or 3), STRIDE; DILATE (2: the
+// After bf16.cu. Defined before, by setwise.kernels.conv_plan: IN, OUT channels; KERNEL (1 or 3), STRIDE; DILATE (2: the
 // input is spread out by zeros, which makes the gradient of a stride); IN_H, IN_W as stored, OUT_H, OUT_W; the tile;
 // RESIDENT blocks a multiprocessor.
 
 typedef unsigned short bf16;
-typedef unsigned int u32;
 
 #define EVERY_LANE 0xffffffffu
 #define THREADS 256
@@ -89,12 +88,6 @@ __device__ __forceinline__ void let_next_kernel_start() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
-}
-
-__device__ __forceinline__ u32 pack(float low, float high) {
-    u32 both;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-    return both;
 }
 
 // ---------------------------------------------------------------------------------------------------- tiles

@@ -3,37 +3,15 @@
 // Eight channels of a row to a thread; sums in float32, always in the same order. What a ReLU lets through is kept as
 // bits, a byte for eight channels.
 //
-// Defined before this text, by setwise.kernels.local: CHANNELS (8, 16, 32, 64, 128 or 256).
+// After bf16.cu. Defined before, by setwise.kernels.local: CHANNELS (8, 16, 32, 64, 128 or 256).
 
 typedef unsigned char u8;
-typedef unsigned int u32;
 
 #define EVERY_LANE 0xffffffffu
 #define THREADS 256
 #define WARPS (THREADS / 32)
 #define PIECES (CHANNELS / 8)    // threads a row
 #define ROWS (THREADS / PIECES)  // that a block takes at a time
-
-#ifndef pack  // where the tests have this text on a CPU, it is theirs
-__device__ __forceinline__ u32 pack(float low, float high) {
-    u32 both;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-    return both;
-}
-#endif
-
-__device__ __forceinline__ uint4 pack8(const float v[8]) {
-    return make_uint4(pack(v[0], v[1]), pack(v[2], v[3]), pack(v[4], v[5]), pack(v[6], v[7]));
-}
-
-__device__ __forceinline__ void unpack8(float v[8], uint4 words) {
-    const u32 w[] = {words.x, words.y, words.z, words.w};
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-        v[2 * k] = __uint_as_float(w[k] << 16);
-        v[2 * k + 1] = __uint_as_float(w[k] & 0xffff0000u);
-    }
-}
 
 // The ReLU of eight channels and its bits. A NaN stays one.
 __device__ __forceinline__ u8 relu8(float v[8]) {

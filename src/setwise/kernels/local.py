@@ -26,6 +26,7 @@ from torch.nn.functional import conv2d, linear, relu
 from setwise.kernels.conv_plan import processors_of
 from setwise.kernels.nvrtc import compile_kernel, or_none
 
+FILES = ("bf16.cu", "local.cu")
 NAMES = ("hidden", "scores", "scores_backward", "hidden_backward")
 CHANNELS = (8, 16, 32, 64, 128, 256)  # a row is the work of one warp, or of a part of it
 THREADS = 256
@@ -38,7 +39,7 @@ class Kernels:
 
     def __init__(self, channels: int, processors: int) -> None:
         self.channels, self.most = channels, BLOCKS * processors
-        self.kernels = {name: compile_kernel("local.cu", name, {"CHANNELS": channels}) for name in NAMES}
+        self.kernels = {name: compile_kernel(FILES, name, {"CHANNELS": channels}) for name in NAMES}
 
     def run(self, name: str, blocks: int, *args: Any) -> None:
         """Launch a kernel."""

@@ -1,14 +1,12 @@
 // Batch normalisation, residual, ReLU and average pool around the convolutions of conv.cu, and their gradients.
 // bf16 images [B, H, W, CHANNELS], eight channels of a pixel to a thread; sums in float32, always in the same order.
 //
-// Defined before this text, by setwise.kernels.conv_plan: CHANNELS (8, 16, 32 or 64), RELU, RESIDUAL, GRAD_RESIDUAL,
+// After bf16.cu. Defined before, by setwise.kernels.conv_plan: CHANNELS (8, 16, 32 or 64), RELU, RESIDUAL, GRAD_RESIDUAL,
 // POOL (0: none, 1: average of 2 x 2, 2: of the whole image), and with a pool HEIGHT and WIDTH before it.
 //
 // H200, 256 images of 32 x 32 x 16: 7 us forwards, 6 to 8 us and 7 to 9 us backwards, near what the cache can deliver;
 // the library takes 15, 6, 11 and 7 us for the normalisation alone.
 
-typedef unsigned short bf16;
-typedef unsigned int u32;
 typedef long long i64;
 
 #define EVERY_LANE 0xffffffffu
@@ -16,25 +14,6 @@ typedef long long i64;
 #define WARPS (THREADS / 32)
 #define PIECES (CHANNELS / 8)  // threads a pixel
 #define BATCH 4                // loads on their way at a time
-
-__device__ __forceinline__ u32 pack(float low, float high) {
-    u32 both;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-    return both;
-}
-
-__device__ __forceinline__ uint4 pack8(const float v[8]) {
-    return make_uint4(pack(v[0], v[1]), pack(v[2], v[3]), pack(v[4], v[5]), pack(v[6], v[7]));
-}
-
-__device__ __forceinline__ void unpack8(float v[8], uint4 words) {
-    const u32 w[] = {words.x, words.y, words.z, words.w};
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-        v[2 * k] = __uint_as_float(w[k] << 16);
-        v[2 * k + 1] = __uint_as_float(w[k] & 0xffff0000u);
-    }
-}
 
 // See conv.cu.
 __device__ __forceinline__ void after_the_kernel_before() {
