@@ -5,9 +5,9 @@
 // in shared memory, the next tile's on its way there; each tap of the kernel is a matrix product whose rows are pixels
 // of it (ldmatrix takes any addresses, so that shifts and strides cost nothing).
 //
-// After bf16.cu. Defined before, by setwise.kernels.conv_plan: IN, OUT channels; KERNEL (1 or 3), STRIDE; DILATE (2: the
-// input is spread out by zeros, which makes the gradient of a stride); IN_H, IN_W as stored, OUT_H, OUT_W; the tile;
-// RESIDENT blocks a multiprocessor.
+// After bf16.cu. Defined before, by setwise.kernels.conv_plan: IN, OUT channels; KERNEL (1 or 3), STRIDE; DILATE (2:
+// the input is spread out by zeros, which makes the gradient of a stride); IN_H, IN_W as stored, OUT_H, OUT_W; the
+// tile; RESIDENT blocks a multiprocessor.
 
 typedef unsigned short bf16;
 
