@@ -2,7 +2,8 @@
 // bf16 images [B, H, W, CHANNELS], eight channels of a pixel to a thread; sums in float32, always in the same order.
 //
 // After bf16.cu. Defined before, by setwise.kernels.conv_plan: CHANNELS (8, 16, 32 or 64), RELU, RESIDUAL,
-// GRAD_RESIDUAL, POOL (0: none, 1: average of 2 x 2, 2: of the whole image), and with a pool HEIGHT and WIDTH before it.
+// GRAD_RESIDUAL, POOL (0: none, 1: average of 2 x 2, 2: of the whole image), and with a pool HEIGHT and WIDTH before
+// it.
 //
 // H200, 256 images of 32 x 32 x 16: 7 us forwards, 6 to 8 us and 7 to 9 us backwards, near what the cache can deliver;
 // the library takes 15, 6, 11 and 7 us for the normalisation alone.
