@@ -3,6 +3,7 @@
 import copy
 import ctypes
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,19 +16,7 @@ from setwise.kernels.local import CHANNELS, FILES, NAMES, THREADS, Kernels, loca
 from setwise.kernels.nvrtc import source
 from setwise.training.capture import captured
 
-PRELUDE = """
-#undef __shared__
-#define __shared__ static
-struct alignas(16) uint4 { unsigned x, y, z, w; };
-static uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
-static float __uint_as_float(unsigned bits) { return __int_as_float(bits); }
-static unsigned rounded(float x) {  // to bf16
-    const unsigned bits = __float_as_int(x);
-    return x != x ? 0x7fffu : (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
-}
-static unsigned pack(float low, float high) { return rounded(low) | rounded(high) << 16; }
-#define pack pack
-"""
+PRELUDE = f'#include "{Path(__file__).parent / "bf16.h"}"\n'
 RUN = """
 template <class... Arguments>
 void run(void (*kernel)(Arguments...), int order, int blocks, Arguments... arguments) {

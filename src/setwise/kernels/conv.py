@@ -80,16 +80,19 @@ class _ConvNorm(torch.autograd.Function):
         else:
             y, items = c.new_empty(layer.images, channels), layer.images
         saved = gamma.new_empty(4, channels)
+        # What the ReLU lets through, a bit each, where a residual has a say in it; else it follows from c.
+        masked = residual is not None and layer.relu
+        through = torch.empty(c.numel() // 8, dtype=torch.uint8, device=c.device) if masked else None
         given = [c, c if residual is None else residual, partial, parts, gamma, beta]
         state = [norm.running_mean, norm.running_var, norm.num_batches_tracked, float(norm.momentum), float(norm.eps)]
-        plan.run(NORMALISE, *given, *state, saved, y, items, layer.pixels)
+        plan.run(NORMALISE, *given, *state, saved, y, c if through is None else through, items, layer.pixels)
         ctx.plan, ctx.eps = plan, norm.eps
-        ctx.save_for_backward(x, weight, gamma, beta, residual, c, saved)
+        ctx.save_for_backward(x, weight, gamma, beta, residual, c, saved, through)
         return (y, x) if layer.through else y
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, grad_through: Tensor | None = None) -> tuple[Tensor | None, ...]:
-        x, weight, gamma, beta, residual, c, saved = ctx.saved_tensors
+        x, weight, gamma, beta, residual, c, saved, through = ctx.saved_tensors
         plan: Plan = ctx.plan
         layer = plan.layer
         if torch.is_grad_enabled():  # a gradient of the gradient is wanted: let torch derive it
@@ -103,7 +106,7 @@ class _ConvNorm(torch.autograd.Function):
             return *(next(found) if needed else None for needed in ctx.needs_input_grad[:5]), None, None
         grad = _whole(grad)
         grad_through = None if grad_through is None else _whole(grad_through)
-        other = c if residual is None else residual
+        other = c if through is None else through
         parts, items = plan.parts(SUM_GRADIENT), c.numel() // 8
         partial = saved.new_empty(parts, 2, layer.channels_out)
         plan.run(SUM_GRADIENT, grad, c, other, saved, partial, items)
