@@ -17,9 +17,10 @@ import setwise as sw
 from setwise import cli
 from setwise.checks import DOCS, see
 from setwise.experiments import records
-from setwise.experiments.claims import CONTROLLED, _against_control, settings
+from setwise.experiments.claims import CONTROLLED, _against_control, _paper_gain, settings
 from setwise.experiments.collected import collect, groups
 from setwise.experiments.recipes import RECIPES
+from setwise.experiments.spectra import last_look, mean_look
 from setwise.experiments.statistics import holm, paired_difference
 from setwise.experiments.tables import is_ablation, paper_number, ranked, shown
 from setwise.losses.presets import PRESETS
@@ -313,16 +314,35 @@ def test_the_readmes_answer_is_made_of_the_records():
             cells.append(shown(group.difference(row, "held_out_accuracy") if i else row.mean("held_out_accuracy")))
         assert f"| {label} | {cells[0]} | {cells[1]} |" in said
     assert f"QARe gains {shown(_against_control(large, 'infonce'))} there" in " ".join(said.split())
+    words = " ".join(said.split())
     probes = {g.name: g for g in groups(collect(ROOT / "results")[0]) if g.kind == "classification"}
-    forms = [probes[f"classification-{form}-cifar10-conv4"] for form in ("paper", "released")]
-    for base, label, theirs in (("simclr", "SimCLR", "+1.90"), ("sparseclr", "SparseCLR", "+1.20")):
-        rows = [next(row for row in group.rows if (row.base, row.term) == (base, "qare")) for group in forms]
-        cells = [shown(group.difference(row, "probe_accuracy")) for group, row in zip(forms, rows, strict=True)]
-        assert f"| to {label} | {' | '.join(cells)} | {theirs} |" in said
-    for group, base in zip(forms, ("simclr", "supervised"), strict=True):
-        row = group.plain(base)
-        assert len(row.runs) == 3
-        assert f"{shown(row.mean('probe_accuracy'))}, there {paper_number(group, row).mean}" in " ".join(said.split())
+    for encoder, label in (("conv4", "Conv-4"), ("resnet32", "ResNet-32")):
+        written, released = (probes.get(f"classification-{form}-cifar10-{encoder}") for form in ("paper", "released"))
+        for base, of in (("simclr", "SimCLR"), ("sparseclr", "SparseCLR")):
+            row = next(row for row in released.rows if (row.base, row.term, row.said) == (base, "qare", ""))
+            others = [r for r in written.rows if (r.base, r.term) == (base, "qare")] if written else []
+            cells = [shown(written.difference(other, "probe_accuracy")) for other in others] or ["not run"]
+            more = "" if len(row.runs) == 3 else f", {len(row.runs)} seeds"
+            cells += [shown(released.difference(row, "probe_accuracy")) + more, _paper_gain(released, base)]
+            assert f"| to {of}, {label} | {' | '.join(cells)} |" in said
+        mean = shown(released.plain("simclr").mean("probe_accuracy"))
+        theirs = paper_number(released, released.plain("simclr")).mean
+        assert re.search(rf"{re.escape(mean)} with {label} \((13 seeds; )?there {theirs}\)", words)
+        values = (released.plain(base).values("probe_accuracy") for base in ("sparseclr", "simclr"))
+        assert f"{shown(paired_difference(*values))} with {label}" in words
+        clamp = next(r for r in released.rows if (r.base, r.term, r.weight) == ("sparseclr", "qare", 0.0))
+        assert f"{shown(released.difference(clamp, 'probe_accuracy'))} with {label}" in words
+        looks = {
+            (row.base, row.term): last_look(row)[1]
+            for row in released.rows
+            if row.base in ("simclr", "sparseclr") and not row.said and not row.loss
+        }
+        for measure, end in (("effective_rank", f" with {label}"), ("feature_rank", "")):
+            ranks = (mean_look(looks["simclr", term], measure).mean for term in ("", "qare"))
+            assert "from {:.1f} to {:.1f}".format(*ranks) + end in words
+        plain, more = (mean_look(looks["sparseclr", term], "effective_rank").mean for term in ("", "qare"))
+        assert more == pytest.approx(plain, abs=1), "the end is the same"
+    assert len(probes["classification-released-cifar10-conv4"].plain("simclr").runs) == 13
     (ablation,) = (g for g in groups(collect(ROOT / "results")[0]) if is_ablation(g))
     tried = [(row, difference) for row, difference in ranked(ablation) if difference is not None]
     assert len(tried) == 28
@@ -349,18 +369,17 @@ def test_the_readmes_answer_is_made_of_the_records():
     ]
     adjusted = holm([difference.p for _, difference in beaten])
     assert [p for p, (verdict, _) in zip(adjusted, beaten, strict=True) if verdict == "no"] > [0.05]
-    released = forms[1]
-    fresh = next(row for row in released.rows if (row.loss, row.weight) == (best.loss, best.weight))
-    held, clamp = (
-        released.difference(row, "probe_accuracy")
-        for row in (fresh, next(r for r in released.rows if (r.base, r.term, r.weight) == ("sparseclr", "qare", 0.0)))
+    held, large_held = (
+        group.difference(
+            next(row for row in group.rows if (row.loss, row.weight) == (best.loss, best.weight)), "probe_accuracy"
+        )
+        for group in (probes[f"classification-released-cifar10-{encoder}"] for encoder in ("conv4", "resnet32"))
     )
-    assert (held.n, min(held.seeds)) == (6, 11)
-    words = " ".join(said.split())
+    assert held.seeds == tuple(range(11, 21))
     for sentence in (
-        f"the clamp alone adds {shown(clamp)}.",
         f"which has none, QARe is {shown(behind)} with weight 1, which does not stay after Holm's correction",
-        f"with weight 10, {shown(gain)}, adds {shown(held)} on the test images with fresh seeds (six of ten so far)",
+        f"with weight 10, {shown(gain)}, adds {shown(held)} on the test images with ten fresh seeds, and "
+        f"{shown(large_held)} with ResNet-32",
     ):
         assert sentence in words
     for base, side in {"triplet": "above", "sparseclr": "above", "nt-logistic": "around"}.items():
@@ -369,11 +388,15 @@ def test_the_readmes_answer_is_made_of_the_records():
     answers = [row for row in settings([*found.values(), *probes.values()]).rows if row[0] == "QARe helps"]
     ps = {where: ours.p for _, where, _, ours, _ in answers if ours.p is not None}
     stay = [where for where, p in zip(ps, holm(list(ps.values())), strict=True) if p < 0.05]
-    assert [where.partition(":")[0] for where in stay] == ["InfoNCE", "SparseCLR"]
-    assert len(ps) == 12
-    assert sum(verdict == "yes" for _, _, verdict, *_ in answers) == 4
-    assert all(where.endswith("10,000") for where in stay)
-    assert "in all twelve settings, those of InfoNCE and SparseCLR in matching stay after Holm's correction" in words
+    assert [where.partition(": CIFAR-10, ")[::2] for where in stay] == [
+        ("InfoNCE", "10,000"),
+        ("SparseCLR", "10,000"),
+        ("SimCLR", "Conv-4, released"),
+    ]
+    assert (len(ps), sum(verdict == "yes" for _, _, verdict, *_ in answers)) == (14, 5)
+    assert "Of the five gains that can be told in all fourteen settings, three stay after Holm's correction" in words
+    reached = [row[2] for row in settings([*probes.values()]).rows if row[0] == "A point on both encoders"]
+    assert set(reached) == {"cannot be told", "no"}
 
 
 def test_the_results_page_is_made_of_the_records(tmp_path):

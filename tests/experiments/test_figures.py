@@ -102,6 +102,7 @@ def test_the_picture_has_the_plain_loss_as_a_level(drawn_page, sweep, accuracies
 def test_seeds_that_the_sweep_has_not_do_not_move_the_level(drawn_page, sweep, keep, tmp_path):
     for seed in (11, 12, 13):  # those of `setwise reproduce confirm`
         keep(NAME, seed, {"probe_accuracy": 0.9})
+        keep(f"{NAME}-qare", seed, {"probe_accuracy": 0.9})
     (group,) = groups(collect(tmp_path / "results")[0])
     (found,) = sweeps(group)
     assert sweep_table(found).rows == sweep_table(sweep).rows

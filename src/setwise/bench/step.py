@@ -198,8 +198,9 @@ def _steps_of_run(recipe: Recipe) -> int:
 def streams_per_hour(name: str, device: torch.device, concurrent: int, seconds: float) -> float:
     """The same with ``concurrent`` runs in one process, each on a CUDA stream of its own, stepped in turn.
 
-    12 Conv-4 runs on an H200: 528 an hour, and 475 in processes. ``reproduce`` has processes, in which what happens to
-    one run (no memory, a loss that is not finite, an error of the device) does not happen to the others.
+    12 Conv-4 runs on an H200: 528 an hour, and 475 in processes. That is of steps only. Whole runs, which also build,
+    capture, probe and write, ``reproduce`` has in processes: as 12 threads of one process, each on a stream, they lost
+    the device to all within seconds, and in processes what happens to one run does not happen to the others.
     """
     recipe = find(name)
     data = material(recipe)

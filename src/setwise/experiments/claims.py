@@ -20,7 +20,8 @@ BOTH = ("conv4", "resnet32")  # the paper's encoders
 SPARSE = 50.0  # a support below so many per cent of the negatives is called sparse: softmax, unclamped, has 100
 LEVEL = 0.05
 CONTROLLED = ("ablation/simclr-qare", "ablation/simclr-frobenius")  # of an ablation, the same but for the eigenvalues
-NAMED = 4  # settings of one verdict that the lead names
+NAMED = 5  # settings of one verdict that the lead names
+FEW = 3  # settings of one question that are all named
 EXPLAINED = (
     "Differences are taken seed by seed, between the loss with the term and the same loss without it, and then "
     "averaged; in brackets the 95 % interval (Student's t). An interval that contains zero means that these runs "
@@ -167,10 +168,10 @@ def _gains_on_both(found: Sequence[Group]) -> list[Found]:
     rows: list[Found] = []
     for (label, form, data, changed), by_encoder in forms.items():
         if len(by_encoder) == len(BOTH):
-            least = min(by_encoder.values(), key=lambda difference: difference.mean)
+            encoder, least = min(by_encoder.items(), key=lambda pair: pair[1].mean)
             ps = [one.p for one in by_encoder.values() if one.p is not None]
             least = replace(least, p=max(ps) if len(ps) == len(BOTH) else None)  # both have to be above zero
-            where = f"{label}: {word(data)}{'*' if changed else ''}, {form}"
+            where = f"{label}: {word(data)}{'*' if changed else ''}, {form}, less with {word(encoder)}"
             rows.append((where, None, least, _reached(by_encoder.values())))
     return rows
 
@@ -282,11 +283,11 @@ def lead(found: Sequence[Group]) -> str:
 
 
 def _said(answers: Sequence[Found]) -> str:
-    """Each verdict with the settings that it is of, those that can be told, or the only one, with their numbers."""
+    """Each verdict with the settings that it is of, with their numbers if there are few or they can be told."""
     parts = []
     for verdict in (*VERDICTS.values(), UNCONFIRMED):
-        mine = sorted((a for a in answers if a[3] == verdict), key=lambda answer: -abs(answer[2].mean))
-        if mine and (len(answers) == 1 or (verdict in TOLD and all(_against_zero(answer) for answer in mine))):
+        mine = sorted((a for a in answers if a[3] == verdict), key=_certainty)
+        if mine and (len(answers) <= FEW or verdict in TOLD):
             names = [f"{where.replace(': ', ' (', 1)}) {shown(ours)}" for where, _, ours, _ in mine[:NAMED]]
             more = f" and {len(mine) - NAMED} more" if len(mine) > NAMED else ""
             corrected = _corrected(answers, verdict, fewer_than=len(mine))
@@ -295,6 +296,12 @@ def _said(answers: Sequence[Found]) -> str:
             parts.append(f"{verdict}: {len(mine)} of {len(answers)} settings")
     words = "; ".join(parts) or NO_RUNS
     return words[0].upper() + words[1:]
+
+
+def _certainty(answer: Found) -> tuple[float, float]:
+    """What is most certain comes first; of two as certain, the greater."""
+    p = getattr(answer[2], "p", None)
+    return (1.0 if p is None else p, -abs(answer[2].mean))
 
 
 def _counted(answers: Sequence[Found]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 import torch
 
-from setwise.experiments.collected import TERMS, Group, Row
+from setwise.experiments.collected import FEWEST, TERMS, Group, Row
 from setwise.experiments.page import Page
 from setwise.experiments.paper_numbers import MEMORY_ADDED, SAFE_WEIGHTS, TIME_ADDED, word
 from setwise.experiments.spectra import last_look, mean_look
@@ -54,15 +55,23 @@ class Sweep:
 
 
 def sweeps(group: Group) -> list[Sweep]:
-    """The sweeps over QARe's weight in a group, with the plain loss of their seeds: others would move its line."""
+    """The sweeps over QARe's weight in a group, and the plain loss, of the seeds that two weights or more have.
+
+    Seeds of one weight only, or of the plain loss, would move that one up or down.
+    """
     found = []
     for base in dict.fromkeys(row.base for row in group.rows):
         if rows := group.sweep(base):
-            seeds = {seed for row in rows.values() for seed in row.runs}
-            plain = group.plain(base)
-            runs = {seed: run for seed, run in plain.runs.items() if seed in seeds}
-            found.append(Sweep(group, rows, replace(plain, runs=runs)))
+            counts = Counter(seed for row in rows.values() for seed in row.runs)
+            seeds = {seed for seed, count in counts.items() if count > 1}
+            kept = {weight: _of_seeds(row, seeds) for weight, row in rows.items() if seeds & row.runs.keys()}
+            if len(kept) >= FEWEST:
+                found.append(Sweep(group, kept, _of_seeds(group.plain(base), seeds)))
     return found
+
+
+def _of_seeds(row: Row, seeds: set[int]) -> Row:
+    return replace(row, runs={seed: run for seed, run in row.runs.items() if seed in seeds})
 
 
 def sweep_table(sweep: Sweep) -> Table:
@@ -88,7 +97,8 @@ def sweep_table(sweep: Sweep) -> Table:
         cells = [f"{weight:g}", len(row.runs), row.mean(MEASURE), to_zero, paired_difference(values, plain)]
         rows.append([*cells, *ranks(row)])
     name = f"weights-{sweep.group.name}-{next(iter(sweep.rows.values())).base}"
-    note = f"{NOTE} Weight 0 is the loss as it is with QARe (in the released form clamped), without QARe."
+    zeros = "Weight 0 is the loss as it is with QARe (in the released form clamped), without QARe."
+    note = f"{NOTE} {zeros} Seeds that only one weight has are left out."
     return Table(name, *filled(columns, rows), f"Figure 2: {sweep.label}, {sweep.group.setting}", note)
 
 

@@ -211,8 +211,8 @@ def ablation_answer(group: Group) -> str:
     also = "".join(f"; of those with a set-level term {other.label}, {shown(d)}" for other, d in bests[1:])
     return (
         f"{group.title}: the best on validation of {tried} is {row.label}, {shown(difference)} points to the plain "
-        f"loss{also}. The best of many is too good by selection: it has to be confirmed once, on fresh seeds and the "
-        "test set (`setwise reproduce confirm`)."
+        f"loss{also}. The best of many is too good by selection: whether it holds on fresh seeds and the test set "
+        "(`setwise reproduce confirm`) is the last of the claims above."
     )
 
 
