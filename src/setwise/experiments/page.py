@@ -31,6 +31,7 @@ h1{font-size:1.7rem;line-height:1.2;margin:0 0 .6rem}
 h2{font-size:1.25rem;line-height:1.3;margin:2.4rem 0 .6rem}
 p{max-width:44rem;margin:.6rem 0}
 .lead{font-size:1.1rem;color:var(--soft)}
+.lead b{color:var(--ink)}
 figure{margin:1.2rem 0}
 figcaption{max-width:44rem}
 .soft{color:var(--soft);font-size:.9rem;margin:.1rem 0 .4rem}
@@ -123,7 +124,7 @@ class Page:
         self._parts = [f"<h1>{escape(title)}</h1>"]
         self._ids: set[str] = set()
         if lead:
-            lines = "".join(f"<p>{escape(line)}</p>" for line in lead.splitlines())
+            lines = "".join(f"<p>{_question_first(escape(line))}</p>" for line in lead.splitlines())
             self._parts.append(f'<div class="lead">{lines}</div>')
 
     def heading(self, text: str) -> None:
@@ -216,6 +217,12 @@ class Page:
     def write(self, path: Path) -> None:
         """Write the file, whole or not at all."""
         write_text(path, self.html())
+
+
+def _question_first(line: str) -> str:
+    """A line that begins with a question, with that in bold."""
+    question, mark, answer = line.partition("? ")
+    return f"<b>{question}?</b> {answer}" if mark else line
 
 
 def _number(text: str) -> str | None:
