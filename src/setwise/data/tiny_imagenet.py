@@ -1,4 +1,7 @@
-"""tiny-ImageNet-200: the official zip's folders, decoded once into a file that is mapped into memory."""
+"""tiny-ImageNet-200: the official zip's folders, decoded once into a file that is mapped into memory.
+
+Many keep it with val's images sorted into folders of their classes, as train's are: read too, in the same order.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ SPLITS = ("train", "val", "test")
 FOLDER = "tiny-imagenet-200"
 SIZE = (64, 64)
 CLASSES, TRAIN_PER_CLASS, VAL = 200, 500, 10_000
+ANNOTATIONS = "val_annotations.txt"
 LONGEST_ANNOTATIONS = 16 * 2**20  # bytes; the official file has half a million
 AGAIN = "fetch it again with `setwise data fetch tiny-imagenet --force`"
 
@@ -25,9 +29,29 @@ AGAIN = "fetch it again with `setwise data fetch tiny-imagenet --force`"
 def find(folder: Path) -> Path | None:
     """Where the set is, at or directly below ``folder``."""
     for place in (folder / FOLDER, folder):
-        if (place / "train").is_dir() and (place / "val" / "val_annotations.txt").is_file():
+        if (place / "train").is_dir() and ((place / "val" / ANNOTATIONS).is_file() or _is_sorted(place)):
             return place
     return None
+
+
+def _is_sorted(place: Path) -> bool:
+    """Whether val has a folder for each of train's classes; and train as many of them as there are, and of images."""
+    classes = _classes(place)
+    return (
+        len(classes) == CLASSES
+        and all((place / "val" / name).is_dir() for name in classes)
+        and len(_images(place / "train" / classes[0])) == TRAIN_PER_CLASS
+    )
+
+
+def _classes(place: Path) -> tuple[str, ...]:
+    return tuple(sorted(path.name for path in (place / "train").iterdir() if path.is_dir()))
+
+
+def _images(folder: Path) -> list[Path]:
+    """The images of a class: officially in a folder of their own."""
+    folder = folder / "images" if (folder / "images").is_dir() else folder
+    return sorted(path for path in folder.iterdir() if is_image(path)) if folder.is_dir() else []
 
 
 def load(folder: Path, split: str, root: Path) -> ImageSet:
@@ -59,8 +83,8 @@ def listing(folder: Path, split: str) -> tuple[list[Path], list[int], tuple[str,
     """The image files of a split ("train" or "val"), their labels, and the classes; raises unless it is complete."""
     place = find(folder)
     if place is None:
-        raise DataError(f"expected {FOLDER} with train/ and val/val_annotations.txt in {folder}, got none; {AGAIN}")
-    classes = tuple(sorted(path.name for path in (place / "train").iterdir() if path.is_dir()))
+        raise DataError(f"expected {FOLDER} with train/ and val/{ANNOTATIONS} in {folder}, got none; {AGAIN}")
+    classes = _classes(place)
     if len(classes) != CLASSES:
         raise DataError(f"expected {CLASSES} class folders in {place / 'train'}, got {len(classes)}; {AGAIN}")
     return *(_train if split == "train" else _val)(place, classes), classes
@@ -70,17 +94,18 @@ def _train(place: Path, classes: tuple[str, ...]) -> tuple[list[Path], list[int]
     paths: list[Path] = []
     labels: list[int] = []
     for label, name in enumerate(classes):
-        folder = place / "train" / name / "images"
-        found = sorted(path for path in folder.iterdir() if is_image(path)) if folder.is_dir() else []
+        found = _images(place / "train" / name)
         if len(found) != TRAIN_PER_CLASS:
-            raise DataError(f"expected {TRAIN_PER_CLASS} images in {folder}, got {len(found)}; {AGAIN}")
+            raise DataError(f"expected {TRAIN_PER_CLASS} images in {place / 'train' / name}, got {len(found)}; {AGAIN}")
         paths += found
         labels += [label] * len(found)
     return paths, labels
 
 
 def _val(place: Path, classes: tuple[str, ...]) -> tuple[list[Path], list[int]]:
-    annotations = place / "val" / "val_annotations.txt"
+    if _is_sorted(place):
+        return _sorted_val(place, classes)
+    annotations = place / "val" / ANNOTATIONS
     if annotations.stat().st_size > LONGEST_ANNOTATIONS:
         raise DataError(f"expected {annotations} of at most {LONGEST_ANNOTATIONS:,} bytes, got more; {AGAIN}")
     number = {name: k for k, name in enumerate(classes)}
@@ -106,3 +131,11 @@ def _val(place: Path, classes: tuple[str, ...]) -> tuple[list[Path], list[int]]:
         )
     files = sorted(found)
     return [folder / file for file in files], [found[file] for file in files]
+
+
+def _sorted_val(place: Path, classes: tuple[str, ...]) -> tuple[list[Path], list[int]]:
+    found = [(path, label) for label, name in enumerate(classes) for path in _images(place / "val" / name)]
+    if len(found) != VAL:
+        raise DataError(f"expected {VAL} images in the class folders of {place / 'val'}, got {len(found)}; {AGAIN}")
+    found.sort(key=lambda pair: pair[0].name)
+    return [path for path, _ in found], [label for _, label in found]
