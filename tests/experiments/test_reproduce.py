@@ -293,6 +293,23 @@ def test_a_worker_that_is_killed_is_told(tmp_path, capfd, monkeypatch):
     assert "the same command goes on with it" in told
 
 
+@pytest.mark.skipif(os.name != "posix", reason="others cannot hold signals back")
+def test_a_signal_to_workers_that_are_still_beginning_leaves_no_traceback(tmp_path, capfd, monkeypatch):
+    jobs = quick(expand("table1", data="digits", seeds=(1,), only=("paper/digits-matching-triplet",)))
+    start = SpawnProcess.start
+
+    def start_and_interrupt(worker: SpawnProcess) -> None:
+        start(worker)
+        os.kill(worker.pid, signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SpawnProcess, "start", start_and_interrupt)
+        missing = reproduce(jobs, results=tmp_path / "r", scratch=tmp_path / "s", device=CPU, at_once=2)
+    assert missing == len(jobs), "both obeyed"
+    assert capfd.readouterr().err == ""
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set(), "and here they come again"
+
+
 @pytest.mark.parametrize("error", [KeyError("boom"), torch.OutOfMemoryError("CUDA out of memory. boom")])
 def test_a_run_may_fail_in_any_way(tmp_path, capfd, monkeypatch, error):
     jobs = quick(expand("table1", data="digits", seeds=(1,), only=("paper/digits-matching-triplet",)))

@@ -150,8 +150,9 @@ def _failure(record: Path) -> Path:
 
 
 def _worker(at_once: int, *arguments: Any) -> None:
-    share_device(at_once if processes_share() else 1)
     try:
+        _hold_signals(False)  # one that came while this process began is obeyed here
+        share_device(at_once if processes_share() else 1)
         work(*arguments)
     except (Interrupted, KeyboardInterrupt):  # the one who asked knows, and says it once
         sys.exit(1)
@@ -195,6 +196,13 @@ def reproduce(
     return sum(not path.exists() for path in places)
 
 
+def _hold_signals(hold: bool) -> None:
+    """Keep SIGINT and SIGTERM waiting, or let them come; not on Windows, which cannot."""
+    if hasattr(signal, "pthread_sigmask"):
+        how = signal.SIG_BLOCK if hold else signal.SIG_UNBLOCK
+        signal.pthread_sigmask(how, (signal.SIGINT, signal.SIGTERM))
+
+
 def _side_by_side(at_once: int, arguments: tuple[Any, ...]) -> None:
     context = mp.get_context("spawn")
     workers = [context.Process(target=_worker, args=(at_once, *arguments)) for _ in range(at_once)]
@@ -210,8 +218,12 @@ def _side_by_side(at_once: int, arguments: tuple[Any, ...]) -> None:
     here = threading.current_thread() is threading.main_thread()  # others cannot have signals
     old = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)} if here else {}
     try:
-        for worker in workers:
-            worker.start()
+        try:
+            _hold_signals(True)  # new processes begin so, and a Ctrl-C does not end in a traceback of their imports
+            for worker in workers:
+                worker.start()
+        finally:
+            _hold_signals(False)
         for worker in workers:
             worker.join()
     finally:
