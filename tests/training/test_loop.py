@@ -115,6 +115,23 @@ def test_what_has_diverged_is_not_written(tmp_path, digits, clock, saved, monkey
     assert saved == [(0, 1, 1.0)]
 
 
+def test_weights_that_the_last_step_lost_are_not_written(tmp_path, digits, recipe, clock, saved, monkeypatch):
+    """The loss of the last step is that of the weights before it."""
+    step = Engine.step
+
+    def last_step(engine):
+        step(engine)
+        if (engine.epoch, engine.step_in_epoch) == (2, 4):
+            next(engine.method.encoder.parameters()).data.view(-1)[3] = float("inf")
+
+    monkeypatch.setattr(Engine, "step", last_step)
+    with pytest.raises(
+        TrainingError, match=r"finite weights, got others in encoder.*weight after step 4 of 4 of epoch 3"
+    ):
+        train(recipe, digits, tmp_path, seed=1, how=How(CPU, checkpoint_seconds=5, quiet=True))
+    assert [s[:2] for s in saved] == [(1, 1), (2, 2)]
+
+
 @pytest.mark.parametrize(("raised", "told"), [(ValueError, TrainingError), (RuntimeError, RuntimeError)])
 def test_another_error_gets_no_advice(tmp_path, digits, recipe, clock, raised, told):
     def fail():

@@ -187,6 +187,7 @@ class _Run:
         """Write the checkpoint after ``step`` steps of ``epoch``."""
         engine = self.engine
         engine.means()  # a diverged run must not replace a good checkpoint
+        engine.check_weights()
         now = Checkpoint(
             recipe=engine.recipe,
             seed=engine.seed,
