@@ -17,12 +17,13 @@ import setwise as sw
 from setwise import cli
 from setwise.checks import DOCS, see
 from setwise.experiments import records
+from setwise.experiments.ablation import is_ablation, ranked
 from setwise.experiments.claims import CONTROLLED, _against_control, _paper_gain, settings
 from setwise.experiments.collected import collect, groups
 from setwise.experiments.recipes import RECIPES
-from setwise.experiments.spectra import last_look, mean_look
+from setwise.experiments.spectra import last_look, mean_look, ranks
 from setwise.experiments.statistics import holm, paired_difference
-from setwise.experiments.tables import is_ablation, paper_number, ranked, shown
+from setwise.experiments.tables import paper_number, shown
 from setwise.losses.presets import PRESETS
 
 ROOT = Path(__file__).parent.parent
@@ -338,8 +339,8 @@ def test_the_readmes_answer_is_made_of_the_records():
             if row.base in ("simclr", "sparseclr") and not row.said and not row.loss
         }
         for measure, end in (("effective_rank", f" with {label}"), ("feature_rank", "")):
-            ranks = (mean_look(looks["simclr", term], measure).mean for term in ("", "qare"))
-            assert "from {:.1f} to {:.1f}".format(*ranks) + end in words
+            two = (mean_look(looks["simclr", term], measure).mean for term in ("", "qare"))
+            assert "from {:.1f} to {:.1f}".format(*two) + end in words
         plain, more = (mean_look(looks["sparseclr", term], "effective_rank").mean for term in ("", "qare"))
         assert more == pytest.approx(plain, abs=1), "the end is the same"
     assert len(probes["classification-released-cifar10-conv4"].plain("simclr").runs) == 13
@@ -352,9 +353,14 @@ def test_the_readmes_answer_is_made_of_the_records():
     adjusted = holm([difference.p for _, difference in tried])
     above = [p for (_, difference), p in zip(tried, adjusted, strict=True) if difference.side == "above"]
     assert (len(above), sum(p < 0.05 for p in above)) == (3, 0)
-    by_loss = {(row.loss.split("-")[-1], row.weight): difference.mean for row, difference in tried if row.weight}
-    for loss in ("qare", "noshift", "projection", "frobenius"):
-        assert by_loss[loss, 10.0] < by_loss[loss, 1.0]
+    at_rank = [(ranks(row)[0].mean, difference.mean) for row, difference in tried if row.weight is not None]
+    gains = [gain for rank, gain in at_rank if 17 <= rank <= 38]
+    assert (round(min(gains), 1), round(max(gains), 1)) == (0.3, 0.9)
+    assert round(max(gain for rank, gain in at_rank if rank >= 43), 1) == 0.5
+    (plain,) = (row for row, difference in ranked(ablation) if difference is None)
+    cold, loss = next((row, d) for row, d in tried if row.loss == "ablation/simclr-cold")
+    assert f"(without any {ranks(plain)[0].mean:.1f})" in words
+    assert f"temperature 0.05 ends at {ranks(cold)[0].mean:.1f} and loses {-loss.mean:.2f}" in words
     best, gain = tried[0]
     assert (best.loss, best.weight) == ("ablation/simclr-control", 10.0)
     ours, control = (next(r for r, _ in tried if (r.loss, r.weight) == (loss, 1.0)) for loss in CONTROLLED)

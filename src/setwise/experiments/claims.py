@@ -6,12 +6,13 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
+from setwise.experiments.ablation import bests_of, is_ablation
 from setwise.experiments.collected import TERMS, Group, Row
 from setwise.experiments.figures import sweeps
 from setwise.experiments.paper_numbers import SAFE_WEIGHTS, word
 from setwise.experiments.spectra import by_seed, last_look
 from setwise.experiments.statistics import MeanStd, PairedDifference, holm, mean_std, paired_difference
-from setwise.experiments.tables import Cell, Table, bests_of, is_ablation, paper_number, shown
+from setwise.experiments.tables import Cell, Table, paper_number, shown
 
 VERDICTS = {"above": "yes", "around": "cannot be told", "below": "no", "unknown": "one seed only"}
 NO_RUNS, UNCONFIRMED = "no runs yet", "seen on validation only"

@@ -16,7 +16,7 @@ import torch
 from setwise.experiments.collected import FEWEST, TERMS, Group, Row
 from setwise.experiments.page import Page
 from setwise.experiments.paper_numbers import MEMORY_ADDED, SAFE_WEIGHTS, TIME_ADDED, word
-from setwise.experiments.spectra import last_look, mean_look
+from setwise.experiments.spectra import ranks
 from setwise.experiments.statistics import PairedDifference, number, paired_difference
 from setwise.experiments.tables import NOTE, Cell, Table, filled, shown
 
@@ -80,11 +80,6 @@ def sweep_table(sweep: Sweep) -> Table:
         *("weight of QARe", "n", "probe accuracy", "difference to weight 0", "difference to plain"),
         *("effective rank", "effective rank of features"),
     )
-
-    def ranks(row: Row) -> list[Cell]:
-        last = last_look(row)
-        return [mean_look(last[1] if last else {}, measure) for measure in ("effective_rank", "feature_rank")]
-
     zero = sweep.rows[0.0].values(MEASURE) if 0.0 in sweep.rows else {}
     plain = sweep.plain.values(MEASURE)
     rows: list[list[Cell]] = []

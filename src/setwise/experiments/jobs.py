@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from setwise.checks import check_option
+from setwise.experiments.ablation import bests_of, is_ablation
 from setwise.experiments.collected import collect, groups
 from setwise.experiments.recipes import DATA, MATCHING_DATA, MATCHING_LOSSES, recipe
-from setwise.experiments.tables import bests_of, is_ablation
 from setwise.recipe import Recipe
 
 

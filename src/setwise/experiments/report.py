@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from setwise.checks import see
+from setwise.experiments.ablation import ablation_answer, ablation_table, is_ablation
 from setwise.experiments.claims import claims, differences, lead, settings
 from setwise.experiments.collected import Group, Run, collect, groups, machine, mean_curve
 from setwise.experiments.figures import Timing, cost_table, costs_onto, sweep_onto, sweep_table, sweeps, timings
@@ -17,7 +18,7 @@ from setwise.experiments.page import Page
 from setwise.experiments.paper_numbers import word
 from setwise.experiments.spectra import looks_table, spectra_onto
 from setwise.experiments.statistics import number
-from setwise.experiments.tables import Table, ablation_answer, ablation_table, changes_table, is_ablation, tables_of
+from setwise.experiments.tables import Table, changes_table, tables_of
 from setwise.training.checkpoint import replacing
 
 LONGEST = 120  # of a file's name: file systems take 255 bytes

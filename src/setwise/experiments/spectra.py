@@ -113,6 +113,12 @@ def last_look(row: Row) -> tuple[float, dict[int, Structure]] | None:
     return max(shared), {seed: looks[max(shared)] for seed, looks in found.items()}
 
 
+def ranks(row: Row) -> list[MeanStd | None]:
+    """Effective ranks at the last look, over the seeds: of the similarities, and of the features."""
+    last = last_look(row)
+    return [mean_look(last[1] if last else {}, measure) for measure in ("effective_rank", "feature_rank")]
+
+
 def by_seed(looks: Mapping[int, Structure], measure: str) -> dict[int, float]:
     """One number of each seed that has it."""
     found = {seed: getattr(look, measure) for seed, look in looks.items()}

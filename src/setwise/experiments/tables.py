@@ -78,7 +78,7 @@ def matching_table(group: Group) -> Table:
         f"{NOTE} Weights are those of the epoch with the best validation accuracy. Held-out: mean over {_sets(group)} "
         "that no split has, the same for all seeds. Quadratic: pairs and structure are matched together, and what that "
         f"adds to the same runs' {group.measure[1]}; structure off: runs whose validation split gave it weight 0, so "
-        f"that both are the same. {_machines(group)}"
+        f"that both are the same. {machines(group)}"
     )
     if group.choices:
         how: dict[str, list[str]] = {}
@@ -104,7 +104,7 @@ def classification_table(group: Group) -> Table:
         for row in group.rows
         if group.is_main(row) or row not in group.sweep(row.base).values()  # a sweep has a table of its own
     ]
-    note = f"{NOTE} Accuracies are of the last epoch; verdicts are by the linear probe. {_machines(group)}"
+    note = f"{NOTE} Accuracies are of the last epoch; verdicts are by the linear probe. {machines(group)}"
     return Table(group.name, columns, rows, group.title, note)
 
 
@@ -164,56 +164,6 @@ def changes_table(found: Sequence[Group]) -> Table | None:
 
 def _changes(group: Group) -> set[str]:
     return set(filter(None, group.changed.split(", ")))
-
-
-def is_ablation(group: Group) -> bool:
-    """Whether its runs are for choosing: tested on training images that were kept apart."""
-    return group.kind == "classification" and group.validation > 0
-
-
-def ablation_table(group: Group) -> Table:
-    """One row for what was changed and its weight, the best difference to the plain loss first."""
-    columns = (
-        *("what is changed", "weight", "n", "validation accuracy", "difference to plain"),
-        *("kNN-20 accuracy", "kNN-20, difference"),
-    )
-    rows: list[list[Cell]] = []
-    for row, difference in ranked(group):
-        label = word(row.loss) if row.loss else row.label + ("" if row.term else ", plain")
-        weight = None if row.weight is None else f"{row.weight:g}"
-        cells: list[Cell] = [label, weight, len(row.runs), row.mean("probe_accuracy")]
-        other = group.difference(row, "knn20_accuracy")
-        rows.append([*cells, difference, row.mean("knn20_accuracy"), other])
-    note = f"{NOTE} Tested on training images that were kept apart, not on the test split. {_machines(group)}"
-    return Table(group.name, columns, rows, group.title, note)
-
-
-def ranked(group: Group) -> list[tuple[Row, PairedDifference | None]]:
-    """A group's rows with their differences to the plain loss, the best first, those without one before them."""
-    found = [(row, group.difference(row, "probe_accuracy")) for row in group.rows if row.runs]
-    return sorted(found, key=lambda pair: -math.inf if pair[1] is None else -pair[1].mean)
-
-
-def bests_of(group: Group) -> list[tuple[Row, PairedDifference]]:
-    """Of an ablation's rows with an interval the one of the greatest difference, and that among set-level terms."""
-    found = [(row, d) for row, d in ranked(group) if d is not None and d.low is not None]
-    bests = [*found[:1], *[(row, d) for row, d in found if row.weight is not None][:1]]
-    return bests if len(bests) == 2 and bests[0][0] is not bests[1][0] else bests[:1]
-
-
-def ablation_answer(group: Group) -> str:
-    """The best on validation in a sentence, and what it is worth."""
-    bests = bests_of(group)
-    if not bests:
-        return f"{group.title}: nothing yet with two seeds beside the plain loss."
-    row, difference = bests[0]
-    tried = sum(1 for _, d in ranked(group) if d is not None)
-    also = "".join(f"; of those with a set-level term {other.label}, {shown(d)}" for other, d in bests[1:])
-    return (
-        f"{group.title}: the best on validation of {tried} is {row.label}, {shown(difference)} points to the plain "
-        f"loss{also}. The best of many is too good by selection: whether it holds on fresh seeds and the test set "
-        "(`setwise reproduce confirm`) is the last of the claims above."
-    )
 
 
 def paper_number(group: Group, row: Row) -> MeanStd | None:
@@ -276,5 +226,6 @@ def _sets(group: Group) -> str:
     return " and ".join(f"{count:.0f} sets of {size:,.0f}" for count, size in sorted(found)) or "sets"
 
 
-def _machines(group: Group) -> str:
+def machines(group: Group) -> str:
+    """On what its runs were made, a sentence."""
     return f"Ran on {' and '.join(sorted({machine(run) for run in group.runs}))}."
