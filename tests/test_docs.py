@@ -18,10 +18,10 @@ from setwise import cli
 from setwise.checks import DOCS, see
 from setwise.experiments import records
 from setwise.experiments.ablation import is_ablation, ranked
-from setwise.experiments.claims import CONTROLLED, _against_control, _paper_gain, settings
+from setwise.experiments.claims import CONTROLLED, _paper_gain, settings
 from setwise.experiments.collected import collect, groups
 from setwise.experiments.recipes import RECIPES
-from setwise.experiments.spectra import last_look, mean_look, ranks
+from setwise.experiments.spectra import by_seed, last_look, mean_look, ranks
 from setwise.experiments.statistics import holm, paired_difference
 from setwise.experiments.tables import paper_number, shown
 from setwise.losses.presets import PRESETS
@@ -305,7 +305,7 @@ def test_the_readmes_answer_is_made_of_the_records():
         "alone",
         "+ QARe, the paper's term and weight",
         "+ alignment gap, ours",
-        "+ its control without eigenvalues",
+        "+ structural difference, without eigenvalues",
     )
     for i, label in enumerate(labels):
         cells = []
@@ -314,8 +314,15 @@ def test_the_readmes_answer_is_made_of_the_records():
             assert len(row.runs) == 10
             cells.append(shown(group.difference(row, "held_out_accuracy") if i else row.mean("held_out_accuracy")))
         assert f"| {label} | {cells[0]} | {cells[1]} |" in said
-    assert f"QARe gains {shown(_against_control(large, 'infonce'))} there" in " ".join(said.split())
     words = " ".join(said.split())
+    answered = settings(groups(collect(ROOT / "results")[0])).rows
+    (above,) = (
+        r[3] for r in answered if r[:2] == ["QARe beats the structural difference", "InfoNCE: CIFAR-10, 10,000"]
+    )
+    assert f"With 10,000 instances QARe is {shown(above)} above the structural difference" in words
+    weights = [[row.weight for row in group.rows if row.base == "infonce"][2:] for group in (large, small)]
+    assert weights == [[10.0, 3.0], [10.0, 1.0]]
+    assert "(gap 10, structural difference 3 and 1)" in words
     probes = {g.name: g for g in groups(collect(ROOT / "results")[0]) if g.kind == "classification"}
     for encoder, label in (("conv4", "Conv-4"), ("resnet32", "ResNet-32")):
         written, released = (probes.get(f"classification-{form}-cifar10-{encoder}") for form in ("paper", "released"))
@@ -338,11 +345,20 @@ def test_the_readmes_answer_is_made_of_the_records():
             for row in released.rows
             if row.base in ("simclr", "sparseclr") and not row.said and not row.loss
         }
-        for measure, end in (("effective_rank", f" with {label}"), ("feature_rank", "")):
-            two = (mean_look(looks["simclr", term], measure).mean for term in ("", "qare"))
-            assert "from {:.1f} to {:.1f}".format(*two) + end in words
-        plain, more = (mean_look(looks["sparseclr", term], "effective_rank").mean for term in ("", "qare"))
-        assert more == pytest.approx(plain, abs=1), "the end is the same"
+        two = (mean_look(looks["simclr", term], "effective_rank").mean for term in ("", "qare"))
+        assert "from {:.1f} to {:.1f}".format(*two) + f" with {label}" in words
+        features = (by_seed(looks["simclr", term], "feature_rank") for term in ("qare", ""))
+        assert f"{shown(paired_difference(*features))} with {label}" in words
+        two = (mean_look(looks["sparseclr", term], "effective_rank").mean for term in ("", "qare"))
+        assert "{:.1f} and {:.1f}".format(*two) in words
+    written, released = (probes[f"classification-{form}-cifar10-conv4"] for form in ("paper", "released"))
+    sparse, dense = (written.plain(base).values("probe_accuracy") for base in ("sparseclr", "simclr"))
+    assert f"{shown(paired_difference(sparse, dense))} with Conv-4 as the paper is written" in words
+    qare = next(row for row in released.rows if (row.base, row.term, row.said) == ("simclr", "qare", ""))
+    later = {seed: value for seed, value in qare.values("probe_accuracy").items() if seed > 10}
+    assert len(later) == 10
+    alone = paired_difference(later, released.plain("simclr").values("probe_accuracy"))
+    assert f"those alone give {shown(alone)}." in words
     assert len(probes["classification-released-cifar10-conv4"].plain("simclr").runs) == 13
     (ablation,) = (g for g in groups(collect(ROOT / "results")[0]) if is_ablation(g))
     tried = [(row, difference) for row, difference in ranked(ablation) if difference is not None]
@@ -359,15 +375,15 @@ def test_the_readmes_answer_is_made_of_the_records():
     assert round(max(gain for rank, gain in at_rank if rank >= 43), 1) == 0.5
     (plain,) = (row for row, difference in ranked(ablation) if difference is None)
     cold, loss = next((row, d) for row, d in tried if row.loss == "ablation/simclr-cold")
+    strong = next(d for row, d in tried if (row.loss, row.weight) == ("released/simclr-qare", 10.0))
+    assert f"QARe as released with weight 10 loses {-strong.mean:.2f}." in words
     assert f"(without any {ranks(plain)[0].mean:.1f})" in words
     assert f"temperature 0.05 ends at {ranks(cold)[0].mean:.1f} and loses {-loss.mean:.2f}" in words
     best, gain = tried[0]
     assert (best.loss, best.weight) == ("ablation/simclr-control", 10.0)
     ours, control = (next(r for r, _ in tried if (r.loss, r.weight) == (loss, 1.0)) for loss in CONTROLLED)
     behind = paired_difference(ours.values("probe_accuracy"), control.values("probe_accuracy"))
-    beaten = [
-        row[2:4] for row in settings(groups(collect(ROOT / "results")[0])).rows if row[0] == "QARe beats its control"
-    ]
+    beaten = [row[2:4] for row in answered if row[0] == "QARe beats the Frobenius norms"]
     assert [verdict for verdict, difference in beaten if difference.n == 5] == [
         "cannot be told",
         "no",
@@ -400,7 +416,10 @@ def test_the_readmes_answer_is_made_of_the_records():
         ("SimCLR", "Conv-4, released"),
     ]
     assert (len(ps), sum(verdict == "yes" for _, _, verdict, *_ in answers)) == (14, 5)
-    assert "Of the five gains that can be told in all fourteen settings, three stay after Holm's correction" in words
+    assert (
+        "In five of fourteen settings QARe's gain can be told from zero, and in three of these also after Holm's"
+        in words
+    )
     reached = [row[2] for row in settings([*probes.values()]).rows if row[0] == "A point on both encoders"]
     assert set(reached) == {"cannot be told", "no"}
 

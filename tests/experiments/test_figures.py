@@ -56,7 +56,7 @@ def sweep(keep, tmp_path, accuracies):
 
 def test_figure_2_in_numbers(sweep, accuracies):
     table = sweep_table(sweep)
-    assert table.caption == "Figure 2: SimCLR + QARe, CIFAR-10, Conv-4, released"
+    assert table.caption == "As Figure 2, which is of ResNet-32: SimCLR + QARe, CIFAR-10, Conv-4, released"
     assert [row[0] for row in table.rows] == ["none: SimCLR", *(f"{weight:g}" for weight in WEIGHTS)]
     for weight, (_, n, mean, to_zero, to_plain) in zip([None, *WEIGHTS], table.rows, strict=True):
         values = accuracies[weight]
@@ -120,7 +120,7 @@ def test_the_safe_weights_are_answered_as_one(sweep, accuracies):
     answer = sweep_answer(sweep)
     assert "Mean of the 5 weights there" in answer
     assert f"{np.mean(inside - accuracies[None]):+.2f} (" in answer
-    assert answer.endswith("they improve on it.")
+    assert "points to the plain loss (3 seeds): they improve on it, and " in answer
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,12 @@
 
 import json
 import os
+import re
 import signal
 import threading
 from dataclasses import replace
 from multiprocessing.context import SpawnProcess
+from pathlib import Path
 
 import pytest
 import torch
@@ -351,14 +353,47 @@ def test_a_gpu_that_runs_cannot_share_is_told_of(tmp_path, monkeypatch, capsys):
             (tmp_path / "nvidia-cuda-mps-control.pid").touch()
 
 
+def leave_record(job: Job, results: Path, **changes: object) -> Path:
+    """What a run leaves, as far as `reproduce` looks at it."""
+    path = job.record(results)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    record = {"format": records.FORMAT, "name": job.name, "recipe": job.recipe.as_json(), "seed": job.seed}
+    path.write_text(json.dumps(record | changes))
+    return path
+
+
+def test_what_is_not_the_runs_record_does_not_count_as_done(tmp_path):
+    first, second, third = expand("table2", data="digits", seeds=(1, 2, 3), only=("paper/digits-conv4-random",))
+    recipe = first.recipe.as_json()
+    leave_record(first, tmp_path, recipe={key: value for key, value in recipe.items() if key != "split_seed"})
+    told = r"2 of 3 runs to make"
+    assert re.search(told, listing([first, second, third], tmp_path)[-1]), "a younger field has its default"
+    for changes, words in (
+        ({"seed": 3}, r"got another's \(seed differ\)"),
+        ({"name": "paper/digits-conv4-simclr"}, r"got another's \(name differ\)"),
+        ({"recipe": recipe | {"epochs": 3}}, r"got another's \(epochs differ\)"),
+        ({"recipe": None}, r"got another's \(method, "),
+        ({"format": "another"}, "expected a record that setwise wrote"),
+    ):
+        leave_record(second, tmp_path, **changes)
+        for look in (listing, lambda jobs, results: reproduce(jobs, results=results, scratch=tmp_path, device=CPU)):
+            with pytest.raises(ValueError, match=words + r".*seed-2|seed-2.*" + words) as error:
+                look([first, second, third], tmp_path)
+            assert "; move it away, and the same command makes the run again" in str(error.value)
+    for job in (second, third):
+        path = leave_record(job, tmp_path)
+        path.write_text(path.read_text()[:100])
+    with pytest.raises(ValueError, match=r"expected a run record at .*seed-2.*\(and 1 more such\); move it away"):
+        listing([first, second, third], tmp_path)
+
+
 def test_there_are_no_more_workers_than_runs(tmp_path, monkeypatch):
     jobs, asked = expand("table2", data="digits", seeds=(1, 2, 3), only=("paper/digits-conv4-random",)), []
     monkeypatch.setattr(module, "_side_by_side", lambda at_once, arguments: asked.append(at_once))
     monkeypatch.setattr(module, "work", lambda *arguments: asked.append("here"))
     for at_once, there in ((8, 0), (2, 0), (8, 1), (8, 2), (8, 3)):
         for job in jobs[:there]:
-            job.record(tmp_path).parent.mkdir(parents=True, exist_ok=True)
-            job.record(tmp_path).touch()
+            leave_record(job, tmp_path)
         left = reproduce(jobs, results=tmp_path, scratch=tmp_path, device=CPU, at_once=at_once)
         assert left == len(jobs) - there
     assert asked == [3, 2, 2, "here", "here"]

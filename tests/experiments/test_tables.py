@@ -77,7 +77,7 @@ def test_missing_runs_are_dashes(tmp_path, keep):
         if row[0] != "InfoNCE + QARe":
             paper = row[table.columns.index("paper (CUHK-03)")]
             assert [cell for cell in row[1:] if cell is not None] == ([] if paper is None else [paper])
-    assert text(table, "SparseCLR + control", "n") == "-"
+    assert text(table, "SparseCLR + structural difference", "n") == "-"
 
 
 def test_the_weight_is_chosen_by_validation_over_shared_seeds(tmp_path, keep):
@@ -93,7 +93,7 @@ def test_the_weight_is_chosen_by_validation_over_shared_seeds(tmp_path, keep):
     matching(keep, "sparseclr", "gap", 2, 0.5, weight=3.0)
     table = matching_table(only(tmp_path))
     assert text(table, "InfoNCE + alignment gap, weight 10", "test, difference to plain").startswith("+5.00")
-    assert text(table, "Triplet + control, weight 1", "test accuracy") == "10.00", "the least of equals"
+    assert text(table, "Triplet + structural difference, weight 1", "test accuracy") == "10.00", "the least of equals"
     assert text(table, "SparseCLR + alignment gap", "n") == "-"
     assert "InfoNCE + alignment gap: the best validation accuracy of 1, 10, 30, mean of seeds 1, 2" in table.note
     assert "SparseCLR + alignment gap: none chosen, since no seed was run with all of 1, 3" in table.note
@@ -164,11 +164,15 @@ def test_foreign_files_are_listed_and_harm_nothing(tmp_path, keep):
     assert collect(tmp_path / "nowhere") == ([], [])
 
 
-def test_values_that_are_no_numbers_are_left_out(tmp_path, keep):
+def test_values_that_are_no_shares_are_set_aside_and_told_of(tmp_path, keep):
     for seed, value in ((1, 0.5), (2, math.nan), (3, None), (4, "0.5"), (5, True), (6, 0.6), (7, 1e308), (8, -0.1)):
         keep("paper/cifar10-matching-infonce", seed, {"test_accuracy": value})
-    table = matching_table(only(tmp_path))
-    assert text(table, "InfoNCE", "test accuracy") == "55.00 ± 7.07"
+    runs, aside = collect(tmp_path / "results")
+    assert [int(line[line.index("seed-") + 5]) for line in aside] == [2, 4, 5, 7, 8]
+    assert all("expected test_accuracy to be a share, from 0 to 1, got " in line for line in aside)
+    (group,) = groups(runs)
+    assert text(matching_table(group), "InfoNCE", "n") == "3"
+    assert text(matching_table(group), "InfoNCE", "test accuracy") == "55.00 ± 7.07 (n = 2)", "None: not measured"
 
 
 def test_classification_by_form_and_overview(tmp_path, keep):
@@ -285,7 +289,7 @@ def test_csv_has_every_number_unrounded(tmp_path, keep):
     assert (low + high) / 2 == pytest.approx(mean)
     assert high - low > 0
     assert (found["paper (CUHK-03)"], found["paper (CUHK-03) std"]) == ("61.96", "1.38")
-    assert set(rows["Triplet + control"].values()) == {"Triplet + control", ""}
+    assert set(rows["Triplet + structural difference"].values()) == {"Triplet + structural difference", ""}
 
 
 def test_signs_of_markdown_and_csv_are_escaped():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import platform
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -18,6 +17,7 @@ from torch.nn.functional import normalize
 
 from setwise.bench.timing import milliseconds, peak_bytes, turns
 from setwise.encoders import CifarResNet, projection_head
+from setwise.experiments.records import surroundings
 from setwise.losses.functional import qare
 from setwise.losses.modules import InfoNCE, QARe, SetContrastive
 from setwise.training.capture import captured
@@ -186,9 +186,9 @@ def run(*, sizes: Sequence[int], device: torch.device, encoder: str, out: Path, 
     singles = single_terms(device, seconds)
     record = {
         "what": "bench qare",
+        **surroundings(device),
         "device": name,
         "torch": torch.__version__,
-        "python": platform.python_version(),
         "encoder": encoder,
         "dimensions": DIMENSIONS,
         "rows": [asdict(row) for row in rows],

@@ -18,7 +18,7 @@ from setwise.experiments.recipes import MATCHING_LOSSES, RECIPES
 from setwise.experiments.statistics import MeanStd, PairedDifference, mean_std, number, paired_difference
 from setwise.recipe import Recipe
 
-TERMS = {"": "", "qare": "QARe", "gap": "alignment gap", "control": "control"}
+TERMS = {"": "", "qare": "QARe", "gap": "alignment gap", "control": "structural difference"}
 CHOSEN = ("gap", "control")  # their weights are ours to choose; QARe's is the paper's
 METHODS = ("supervised", "random", "deepcluster", "rotation", "deepinfomax", "simclr", "sparseclr")
 FEWEST = 3  # weights that make a sweep
@@ -62,9 +62,9 @@ class Row:
         return word(self.base) + (f" + {TERMS[self.term]}" if self.term else "") + self.said
 
     def values(self, measure: str) -> dict[int, float]:
-        """A final measure, a share of one, in per cent, by seed; seeds without a sound one are left out."""
+        """A final measure, a share of one, in per cent, by seed; seeds without it are left out."""
         found = {seed: number(run.record["final"].get(measure)) for seed, run in self.runs.items()}
-        return {seed: 100 * value for seed, value in found.items() if value is not None and 0 <= value <= 1}
+        return {seed: 100 * value for seed, value in found.items() if value is not None}
 
     def mean(self, measure: str) -> MeanStd | None:
         """Over its seeds; None if there are none."""
@@ -159,8 +159,13 @@ def _run(place: str, record: dict[str, Any]) -> Run:
         raise ValueError(f"expected a run of a named recipe, got {name!r}")
     if not isinstance(recipe, dict) or isinstance(seed, bool) or not isinstance(seed, int):
         raise ValueError("expected a record with its recipe and its seed, got neither or one of them")
-    if not isinstance(record.get("final"), dict) or not record["final"]:
+    final = record.get("final")
+    if not isinstance(final, dict) or not final:
         raise ValueError("expected a run that was evaluated, got one without final numbers")
+    for measure, value in final.items():
+        share = number(value)
+        if measure.endswith("accuracy") and value is not None and (share is None or not 0 <= share <= 1):
+            raise ValueError(f"expected {measure} to be a share, from 0 to 1, got {str(value)[:40]}")
     named = RECIPES[name]
     usual = named.as_json()
     matching = named.method == "matching"

@@ -94,7 +94,8 @@ def sweep_table(sweep: Sweep) -> Table:
     name = f"weights-{sweep.group.name}-{next(iter(sweep.rows.values())).base}"
     zeros = "Weight 0 is the loss as it is with QARe (in the released form clamped), without QARe."
     note = f"{NOTE} {zeros} Seeds that only one weight has are left out."
-    return Table(name, *filled(columns, rows), f"Figure 2: {sweep.label}, {sweep.group.setting}", note)
+    figure = "Figure 2" if sweep.group.encoder == "resnet32" else "As Figure 2, which is of ResNet-32"
+    return Table(name, *filled(columns, rows), f"{figure}: {sweep.label}, {sweep.group.setting}", note)
 
 
 def sweep_answer(sweep: Sweep) -> str:
@@ -102,27 +103,31 @@ def sweep_answer(sweep: Sweep) -> str:
     start = f"{sweep.label}, {sweep.group.setting}: "
     weights, _ = sweep.safe()
     plain, zero = sweep.against_plain(), sweep.against_zero()
-    if plain is None and zero is None:
+    if plain is None:
         return f"{start}no seed yet with all weights from {SAFE} beside the loss without QARe."
-    told = [f"{shown(d)} points to {what}" for d, what in ((plain, "the plain loss"), (zero, "weight 0")) if d]
+    also = f", and {shown(zero)} points to weight 0" if zero else ""
     verdict = {
         "above": "they improve on it",
         "around": "an improvement cannot be told from none",
         "below": "they harm",
         "unknown": "one seed gives no interval",
-    }[(plain or zero).side]  # type: ignore[union-attr]
+    }[plain.side]
     many = f"the {len(weights)} weights" if len(weights) > 1 else "the one weight"
+    seeds = f"{plain.n} seeds" if plain.n > 1 else "one seed"
     return (
         f'{start}the paper says that weights from {SAFE} "provide consistent improvement". Mean of {many} there, seed '
-        f"by seed: {' and '.join(told)}: {verdict}."
+        f"by seed: {shown(plain)} points to the plain loss ({seeds}): {verdict}{also}."
     )
 
 
 def sweep_onto(page: Page, sweep: Sweep) -> None:
     """The sentence, the picture and the table."""
     page.text(sweep_answer(sweep))
-    weights = list(sweep.rows)
-    means = {weight: row.mean(MEASURE) for weight, row in sweep.rows.items()}
+    most = max(len(row.runs) for row in sweep.rows.values())
+    whole = {weight: row for weight, row in sweep.rows.items() if len(row.runs) == most}
+    rows = whole if len(whole) >= FEWEST else sweep.rows
+    weights = list(rows)
+    means = {weight: row.mean(MEASURE) for weight, row in rows.items()}
     series = {sweep.label: [(weight, mean.mean) for weight, mean in means.items() if mean]}
     bands = {
         sweep.label: [
@@ -133,6 +138,8 @@ def sweep_onto(page: Page, sweep: Sweep) -> None:
         label = f"{sweep.plain.label}, plain"
         series[label] = [(weight, plain.mean) for weight in (weights[0], weights[-1])]
     note = f"{sweep.group.title}. Shaded: one sample standard deviation over the seeds to each side."
+    if len(rows) < len(sweep.rows):
+        note += f" Weights that not all of {most} seeds have yet are in the table only."
     title = f"{sweep.label}, accuracy against weight"
     page.curves(title, series, x="weight of QARe", y="probe accuracy, %", note=note, bands=bands)
     sweep_table(sweep).onto(page)
@@ -161,6 +168,7 @@ class Timing:
     encoder: str
     torch: str
     costs: tuple[Cost, ...]
+    commit: str = "unknown"
 
     @property
     def where(self) -> str:
@@ -192,8 +200,9 @@ def _timing(file: str, record: Any) -> Timing:
     costs = sorted(filter(None, map(_cost, rows)), key=lambda cost: cost.n) if isinstance(rows, list) else []
     if not costs:
         raise ValueError("expected rows with a batch size and the time of an iteration, got none")
-    device, encoder, version = (str(record.get(key, "unknown")) for key in ("device", "encoder", "torch"))
-    return Timing(file, device, encoder, version, tuple(costs))
+    names = ("device", "encoder", "torch", "commit")
+    device, encoder, version, commit = (str(record.get(key) or "unknown") for key in names)
+    return Timing(file, device, encoder, version, tuple(costs), commit)
 
 
 def _cost(row: object) -> Cost | None:

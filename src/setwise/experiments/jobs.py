@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from setwise.checks import check_option
+from setwise.experiments import records
 from setwise.experiments.ablation import bests_of, is_ablation
 from setwise.experiments.collected import collect, groups
 from setwise.experiments.recipes import DATA, MATCHING_DATA, MATCHING_LOSSES, recipe
@@ -31,6 +32,21 @@ class Job:
     def record(self, results: Path) -> Path:
         """Where its record is or will be."""
         return results / "runs" / self.name / self.variant / f"seed-{self.seed}.json"
+
+    def check(self, results: Path) -> None:
+        """Raise if what lies at its record's place is not its record: it would count as done, and be in no table."""
+        path = self.record(results)
+        if not path.exists():
+            return
+        found = records.read(path)
+        recipe, mine = found.get("recipe"), self.recipe.as_json() | {"data": records.plain_path(self.recipe.data)}
+        # A field that is younger than the record has its default.
+        whole = {one.name: one.default for one in fields(Recipe)} | (recipe if isinstance(recipe, dict) else {})
+        other = [key for key in mine if whole.get(key) != mine[key]]
+        other += [key for key, value in (("name", self.name), ("seed", self.seed)) if found.get(key) != value]
+        if other:
+            names = ", ".join(other)
+            raise ValueError(f"expected the record of this run at {path}, got another's ({names} differ)")
 
 
 @dataclass(frozen=True)

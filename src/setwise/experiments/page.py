@@ -138,7 +138,7 @@ class Page:
 
     def text(self, *paragraphs: str) -> None:
         """Paragraphs."""
-        self._parts += [f"<p>{escape(words)}</p>" for words in paragraphs]
+        self._parts += [f"<p>{_with_code(escape(words))}</p>" for words in paragraphs]
 
     def table(
         self,
@@ -217,6 +217,11 @@ class Page:
     def write(self, path: Path) -> None:
         """Write the file, whole or not at all."""
         write_text(path, self.html())
+
+
+def _with_code(words: str) -> str:
+    """Words in which `this` is code."""
+    return re.sub("`([^`]+)`", r"<code>\1</code>", words)
 
 
 def _question_first(line: str) -> str:

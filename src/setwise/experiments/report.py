@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,8 @@ def report(results: Path, out: Path) -> list[Path]:
             with replacing(files[-1]) as temporary:
                 temporary.write_text(text, encoding="utf-8", errors="backslashreplace")  # JSON may hold half a letter
     page.write(files[0])
+    if aside:
+        print(f"setwise: {_count(len(aside), 'file')} set aside, the end of the page says why", file=sys.stderr)
     return files
 
 
@@ -101,6 +104,9 @@ def make_page(found: Sequence[Group], aside: Sequence[str], timed: Sequence[Timi
     page.heading("Where the numbers come from")
     for group in found:
         page.details(f"{group.title}: {_count(len(group.runs), 'run')}", provenance(group.runs))
+    if timed:
+        lines = [f"{one.file}: {one.device}, torch {one.torch}, commit {one.commit}" for one in timed]
+        page.details(f"Figure 3: {_count(len(timed), 'record')}", "\n".join(["$ setwise bench qare", *lines]))
     if aside:
         page.details(f"Set aside: {_count(len(aside), 'file')} without a place in a table", "\n".join(aside))
     return page

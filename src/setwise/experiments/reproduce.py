@@ -70,8 +70,22 @@ def _steps(it: Recipe, images: int) -> int:
     return images // it.batch if it.drop_last else -(-images // it.batch)
 
 
+def check_records(jobs: Sequence[Job], results: Path) -> None:
+    """Raise if a record is there that cannot be read, or is another run's: it would stay in the run's way for ever."""
+    wrong = []
+    for job in jobs:
+        try:
+            job.check(results)
+        except ValueError as error:
+            wrong.append(str(error))
+    if wrong:
+        more = f" (and {len(wrong) - 1} more such)" if len(wrong) > 1 else ""
+        raise ValueError(f"{wrong[0]}{more}; move it away, and the same command makes the run again")
+
+
 def listing(jobs: Sequence[Job], results: Path) -> list[str]:
     """The runs that have no record, with the time each takes where that is known, and all of it."""
+    check_records(jobs, results)
     missing = [job for job in jobs if not job.record(results).exists()]
     times = estimate(missing, results)
     lines = [
@@ -175,6 +189,7 @@ def reproduce(
     What failed before is tried again, once. A signal stops all of them, each after a checkpoint.
     """
     check_count(at_once, "at_once")
+    check_records(jobs, results)
     places = [job.record(results) for job in jobs]
     for path in places:
         _failure(path).unlink(missing_ok=True)

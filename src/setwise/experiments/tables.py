@@ -36,7 +36,7 @@ class Table:
 
     def markdown(self) -> str:
         """A GitHub table under its caption; what Markdown would read as its own is escaped."""
-        lines = [self.columns, ["---"] * len(self.columns), *([shown(cell) for cell in row] for row in self.rows)]
+        lines = [self.columns, ["---"] * len(self.columns), *map(self._shown, self.rows)]
         table = ["| " + " | ".join(cells if i == 1 else map(_plain, cells)) + " |" for i, cells in enumerate(lines)]
         return "\n".join([f"**{_plain(self.caption)}**", "", *table, "", _plain(self.note)]).rstrip() + "\n"
 
@@ -51,8 +51,17 @@ class Table:
 
     def onto(self, page: Page) -> None:
         """Put it on a page."""
-        rows = [[shown(cell) for cell in row] for row in self.rows]
+        rows = [self._shown(row) for row in self.rows]
         page.table(self.columns, rows, caption=self.caption, note=self.note, wrap=self.wrap)
+
+    def _shown(self, row: Sequence[Cell]) -> list[str]:
+        """Cells for people; a mean of ours over fewer than the row's n says so."""
+        n = row[self.columns.index("n")] if "n" in self.columns else None
+        cells = []
+        for column, cell in zip(self.columns, row, strict=True):
+            other = isinstance(cell, MeanStd) and not column.startswith("paper") and n not in (None, cell.n)
+            cells.append(shown(cell) + (f" (n = {cell.n})" if isinstance(cell, MeanStd) and other else ""))
+        return cells
 
 
 def matching_table(group: Group) -> Table:
@@ -228,4 +237,6 @@ def _sets(group: Group) -> str:
 
 def machines(group: Group) -> str:
     """On what its runs were made, a sentence."""
-    return f"Ran on {' and '.join(sorted({machine(run) for run in group.runs}))}."
+    commits = len({run.record.get("commit") for run in group.runs})
+    at = f", at {commits} commits of this project" if commits > 1 else ""
+    return f"Ran on {' and '.join(sorted({machine(run) for run in group.runs}))}{at}."
