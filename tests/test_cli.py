@@ -1,6 +1,8 @@
 """The command line, as a person would call it."""
 
+import errno
 import json
+import os
 import re
 import subprocess
 import sys
@@ -138,9 +140,28 @@ def test_output_that_nobody_reads_is_no_error():
     assert process.returncode == 0
 
 
+@pytest.mark.parametrize("words", [["--help"], ["recipes", "zz\u00e9"]])
+def test_a_terminal_without_a_letter_gets_another_one(words):
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-m", "setwise.cli", *words]
+    run = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert "Traceback" not in run.stderr
+    assert "Error" not in run.stderr
+    assert run.returncode == (words != ["--help"])
+
+
+def test_a_run_goes_on_when_nobody_reads_its_output_any_more(tmp_path):
+    command = [sys.executable, "-m", "setwise.cli", "match", "--epochs", "1", "--out", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        process.stdout.close()
+    assert process.returncode == 0
+    assert (tmp_path / "record.json").exists()
+
+
 @pytest.mark.parametrize(
     ("error", "said"),
     [
+        (OSError(errno.ENOSPC, "No space left on device"), "setwise: expected space to write, got a full disk; free"),
         (KeyboardInterrupt(), "setwise: stopped; the same command, with --resume where it has one, goes on"),
         (ModuleNotFoundError("expected onnx, got none"), "setwise: expected onnx, got none"),
         (IsADirectoryError(21, "Is a directory", "o"), "setwise: expected to use o, got: Is a directory; give another"),
@@ -245,8 +266,12 @@ def test_recipes_are_found_by_a_part_of_their_name(capsys):
     found = capsys.readouterr().out.split()
     assert "paper/digits-conv4-simclr-qare" in found
     assert all("digits-conv4-simclr" in name for name in found)
-    main(["recipes", "nothing"])
-    assert capsys.readouterr().out == "no recipe has 'nothing' in its name\n"
+    main(["recipes", "DIGITS-conv4-simclr"])
+    assert capsys.readouterr().out.split() == found
+    with pytest.raises(
+        SystemExit, match="expected a part of a recipe's name, got 'nothing'; `setwise recipes` lists all"
+    ):
+        main(["recipes", "nothing"])
 
 
 def test_records_that_are_missing_in_the_end_are_the_exit_status(tmp_path, capsys, monkeypatch):

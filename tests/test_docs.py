@@ -16,6 +16,7 @@ import yaml
 import setwise as sw
 from setwise import cli
 from setwise.checks import DOCS, see
+from setwise.evaluation.export import export
 from setwise.experiments import records
 from setwise.experiments.ablation import is_ablation, ranked
 from setwise.experiments.claims import CONTROLLED, _paper_gain, settings
@@ -64,9 +65,14 @@ def one_process():
 
 @pytest.mark.usefixtures("one_process")
 @pytest.mark.parametrize("path", [path for path in PAGES if python_blocks(path)], ids=name_of)
-def test_python_on_the_pages_runs(path):
+def test_python_on_the_pages_runs(path, tmp_path, monkeypatch):
     torch.manual_seed(0)
     digits = sw.data.load("digits")
+    monkeypatch.chdir(tmp_path)
+    if "runs/first/encoder" in path.read_text():
+        about = {"name": "conv4", "stem": "cifar", "mean": digits.mean, "std": digits.std, "classes": digits.classes}
+        encoder = sw.encoders.create("conv4", channels=1).eval()
+        export(encoder, about, tmp_path / "runs" / "first" / "encoder", image_shape=(1, 8, 8))
     z_a, z_b = torch.randn(2, 32, 8).unbind()
     known = {"torch": torch, "sw": sw, "z_a": z_a.requires_grad_(), "z_b": z_b, "your_loss": sw.InfoNCE()}
     known |= {"images": digits.images[:64].numpy(), "labels": digits.labels[:64].numpy()}
@@ -76,6 +82,8 @@ def test_python_on_the_pages_runs(path):
         except ModuleNotFoundError as error:
             if error.name not in OPTIONAL:
                 raise
+    if "same" in known:
+        torch.testing.assert_close(torch.from_numpy(known["same"]), known["features"], rtol=1e-4, atol=1e-5)
     told = known.get("value")
     assert told is None or torch.isfinite(told)
 

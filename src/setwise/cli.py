@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import sys
 from collections.abc import Callable
@@ -151,8 +153,10 @@ def list_recipes(
     """Names of the recipes for pretrain and match; `setwise pretrain --recipe NAME --help` shows every number in it."""
     from setwise.experiments.recipes import RECIPES
 
-    found = [name for name in RECIPES if like in name]
-    print("\n".join(found) if found else f"no recipe has {like!r} in its name")
+    found = [name for name in RECIPES if like.lower() in name]
+    if not found:
+        sys.exit(f"setwise: expected a part of a recipe's name, got {like!r}; `setwise recipes` lists all")
+    print("\n".join(found))
 
 
 @app.command(name="pretrain")
@@ -250,6 +254,7 @@ def write_report(
 @app.command
 def probe(
     checkpoint: Run,
+    data: Annotated[str | None, tyro.conf.arg(help="other data than the run's, or where those are now")] = None,
     root: Root = None,
     device: Device = "auto",
     fine_tune: Annotated[bool, tyro.conf.arg(help="also train the whole network on the labels")] = False,
@@ -263,6 +268,7 @@ def probe(
             lambda: runs.probe(
                 checkpoint,
                 device=runs.choose_device(device),
+                data=data,
                 root=root,
                 fine_tune=fine_tune,
                 fine_tune_epochs=fine_tune_epochs,
@@ -311,8 +317,12 @@ def _told(call: Callable[[], T]) -> T:
     """What ``call`` returns; an error about the input is one line for a person, not a traceback."""
     try:
         return call()
+    except BrokenPipeError:
+        raise
     except OSError as error:  # the system's own words say what came only
         words = f"expected to use {error.filename}, got: {error.strerror}; give another place" if error.filename else ""
+        if error.errno == errno.ENOSPC:
+            words = "expected space to write, got a full disk; free some, and the same command goes on or begins again"
         sys.exit(f"setwise: {words or error}")
     except (ValueError, ImportError) as error:
         sys.exit(f"setwise: {error}")
@@ -332,6 +342,9 @@ def _told(call: Callable[[], T]) -> T:
 def main(args: list[str] | None = None) -> None:
     """Entry point of ``setwise``."""
     args = sys.argv[1:] if args is None else args
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without a letter gets "?", not a traceback
     try:
         if args and args[0] in DEFAULT_RECIPE:
             _train(args[0], args[1:])

@@ -81,6 +81,14 @@ class Recipe:
             )
         for name in ("momentum", "weight_decay", "warmup"):
             check_number(getattr(self, name), name, least=0)
+        matching = self.method == "matching"
+        if self.instances is not None and not matching:
+            raise ValueError(
+                f"expected instances for matching only, got {self.instances} with method {self.method!r}; "
+                "--validation N keeps training images apart"
+            )
+        if self.validation and matching:
+            raise ValueError(f"expected no validation for matching, which has its own split, got {self.validation}")
         if self.method == "random" and self.epochs:
             raise ValueError(f"expected epochs=0 for method 'random', which is never trained, got {self.epochs}")
         if self.method not in WITH_LOSS:

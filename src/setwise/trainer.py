@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,6 +38,7 @@ def trainer(command: str, name: str) -> Callable[..., None]:
         tensorboard: Annotated[bool, tyro.conf.arg(help="write TensorBoard's files too")] = False,
         quiet: Annotated[bool, tyro.conf.arg(help="no progress")] = False,
     ) -> None:
+        from setwise.data.catalogue import CATALOGUE
         from setwise.experiments import runs
         from setwise.experiments.reproduce import run_of
         from setwise.training.loop import How
@@ -48,12 +50,15 @@ def trainer(command: str, name: str) -> Callable[..., None]:
                 f"`setwise {'pretrain' if command == 'match' else 'match'}`"
             )
         folder = out or Path("runs") / recipe / f"seed-{seed}"
+        name = recipe if fields == default else f"{recipe} (changed)"
+        if fields.data not in CATALOGUE and Path(fields.data).is_dir():  # it is to be found from other folders too
+            fields = replace(fields, data=str(Path(fields.data).resolve()))
         processes, where = join(runs.choose_device(device))
         try:
             record = run_of(fields)(
                 fields,
                 folder,
-                name=recipe if fields == default else f"{recipe} (changed)",
+                name=name,
                 seed=seed,
                 how=How(where, resume, processes, capture, checkpoint_seconds, tensorboard, quiet),
                 root=root,

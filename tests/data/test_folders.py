@@ -38,6 +38,39 @@ def test_tiny_imagenet_reads_train_folders_and_val_annotations(small_tiny, tmp_p
     assert train.mean == (0.5,) * 3
 
 
+def test_hidden_folders_are_no_classes_of_tiny_imagenet(small_tiny, tmp_path):
+    (small_tiny / "train" / ".ipynb_checkpoints").mkdir()
+    assert sw.data.load(small_tiny, tmp_path / "root").classes == ("n01", "n02", "n03")
+
+
+def test_images_in_folders_within_a_class_are_not_lost_silently(pictures):
+    inner = pictures / "train" / "crow" / "more" / "still"
+    inner.mkdir(parents=True)
+    (inner / "notes.txt").write_text("no image")
+    before = sw.data.load(pictures).images
+    hidden = pictures / "train" / "crow" / ".cache"
+    hidden.mkdir()
+    Image.new("RGB", before.shape[:1:-1]).save(hidden / "thumbnail.png")
+    assert torch.equal(sw.data.load(pictures).images, before)
+    Image.new("RGB", before.shape[:1:-1]).save(inner / "one.png")
+    with pytest.raises(DataError, match=r"in .*crow itself, got more/still/one.png there; move such images up"):
+        sw.data.load(pictures)
+
+
+def test_photos_are_upright(tmp_path):
+    turned = np.zeros((32, 40, 3), np.uint8)
+    turned[:, :20] = 200
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turn by 90 degrees to the right
+    for name in ("a", "b"):
+        place = tmp_path / "train" / name
+        place.mkdir(parents=True)
+        Image.fromarray(turned).save(place / "one.jpg", exif=exif, quality=100)
+    found = sw.data.load(tmp_path).images
+    assert found.shape == (2, 3, 40, 32)
+    assert found[0, 0, :18].min() > 150 > 50 > found[0, 0, 22:].max()
+
+
 @pytest.mark.parametrize("inside", ["", "images"])
 @pytest.mark.parametrize("annotated", [True, False])
 def test_tiny_imagenet_with_val_sorted_into_classes_is_the_same(small_tiny, tmp_path, inside, annotated):

@@ -102,6 +102,7 @@ def test_recipes_go_through_json():
         ({"loss": "paper/matching-infonce", "beta": None}, "expected a loss of simclr for method 'simclr'"),
         ({"batch": 1}, "expected a batch of at least 2, whose items are contrasted, got 1"),
         ({"method": "rotation"}, "expected no loss and no beta for method 'rotation'"),
+        ({"instances": 100}, "expected instances for matching only, got 100 with method 'simclr'; --validation N"),
         ({"method": "random", "loss": None, "beta": None}, "expected epochs=0 for method 'random'"),
         ({"lr": 0}, "expected lr to be a finite number above 0"),
         ({"batch": 0}, "expected batch"),

@@ -43,6 +43,7 @@ def test_table_1_has_all_rows_and_more_seeds_of_infonce():
         assert f"setwise/cifar10-matching-{loss}-gap" in names
         assert f"setwise/cifar10-matching-{loss}-control" in names
     assert len({job.record(records.Path("x")) for job in jobs}) == len(jobs)
+    assert {job.seed for job in expand("table1", data="cifar10", seeds=(1,))} == {1}, "what was asked for, no more"
     large = expand("table1", data="cifar10", seeds=(1,), instances=10_000, only=("triplet",))
     assert {job.recipe.instances for job in large} == {10_000}
     assert not {job.record(records.Path("x")) for job in large} & {job.record(records.Path("x")) for job in jobs}

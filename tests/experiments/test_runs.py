@@ -249,6 +249,30 @@ def test_a_probe_of_an_unfinished_run_says_so(folder, tmp_path, capsys):
     assert "not ended" not in capsys.readouterr().err
 
 
+def test_a_run_on_a_folder_is_found_and_checked_from_anywhere(tmp_path, monkeypatch, capsys):
+    for split in ("train", "test"):
+        for name in ("a", "b"):
+            write_images(tmp_path / "photos" / split / name, 6)
+    monkeypatch.chdir(tmp_path)
+    command = ["pretrain", *SMALL, "--epochs", "1", "--batch", "6", "--out", "run"]
+    main([*command, "--data", "photos"])
+    assert json.loads((tmp_path / "run" / "record.json").read_text())["recipe"]["data"] == "photos"
+    main([*command, "--data", "photos/", "--resume"])
+    monkeypatch.chdir("/")
+    main(["probe", str(tmp_path / "run")])
+    (tmp_path / "photos").rename(tmp_path / "moved")
+    main(["probe", str(tmp_path / "run"), "--data", str(tmp_path / "moved")])
+    (tmp_path / "moved").rename(tmp_path / "photos")
+    write_images(tmp_path / "photos" / "train" / "c", 2)
+    write_images(tmp_path / "photos" / "test" / "c", 2)
+    with pytest.raises(
+        SystemExit, match=r"was trained on \(12 of .*; their count, classes differ\); --data says which"
+    ):
+        main(["probe", str(tmp_path / "run")])
+    main(["probe", str(tmp_path / "run"), "--data", str(tmp_path / "photos")])
+    assert capsys.readouterr().out.count("probe accuracy") == 5
+
+
 def test_supervised_and_random_runs(tmp_path):
     main(
         [

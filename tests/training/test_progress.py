@@ -59,6 +59,33 @@ def test_a_quiet_one_says_nothing(clock, capsys, monkeypatch):
         assert lines(capsys) == []
 
 
+def test_that_nobody_reads_along_any_more_does_not_end_a_run(clock, monkeypatch):
+    class Closed(io.StringIO):
+        def write(self, words):
+            raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr(sys, "stderr", Closed())
+    with Reporter("SimCLR", epochs=2, images=500) as reporter:
+        reporter.update(2.0, {"loss": 4.0}, force=True)
+
+
+@pytest.mark.parametrize("columns", [40, 80, 160])
+def test_a_narrow_terminal_cuts_words_not_the_bar(clock, monkeypatch, columns):
+    screen = io.StringIO()
+    screen.isatty = lambda: True
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    with Reporter("paper/digits-conv4-simclr-qare (changed) seed 1", epochs=4, images=500) as reporter:
+        for done in (0.5, 1.0, 3.0):
+            clock.now += 5
+            reporter.update(done, {"loss": 4.0, "pairwise": 3.0, "regularizer": 1.0})
+    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.getvalue())
+    last = shown.replace("\r", "\n").rstrip().splitlines()[-1]
+    assert re.match(r"━+.*75% \d:\d\d:\d\d epoch", last)
+    assert len(last) <= columns
+
+
 def test_on_a_terminal_a_bar(clock, monkeypatch):
     screen = io.StringIO()
     screen.isatty = lambda: True

@@ -51,7 +51,7 @@ def test_ten_kills_change_nothing(tmp_path, method):
     assert left == {".lock", "checkpoint.safetensors", "metrics.csv", "metrics.jsonl"}
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_stops_after_a_checkpoint_and_the_run_goes_on(tmp_path, number):
     command = cli("--epochs", "400", "--out", str(tmp_path))
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
@@ -228,7 +228,7 @@ def test_progress_is_lines_now_and_then_and_a_bar_on_a_terminal(monkeypatch, cap
         reporter.update(0.5, {"loss": 3.0})
         reporter.update(2.0, {"loss": 2.0})
     shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", sys.stderr.getvalue())
-    assert re.search(r"a run .* 50% epoch 3/4  loss 2.0000  [0-9,]+ images/s", shown)
+    assert re.search(r" 50% .*epoch 3/4  loss 2.0000  [0-9,]+ images/s  a run", shown)
 
 
 def test_the_last_epoch_is_told_unless_all_is_quiet(tmp_path, digits, recipe, capsys):

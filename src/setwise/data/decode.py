@@ -52,11 +52,11 @@ def read_image(path: Path, size: tuple[int, int] | None = None) -> npt.NDArray[n
 
 def to_array(image: Any, size: tuple[int, int] | None) -> npt.NDArray[np.uint8]:
     """A Pillow image as RGB, uint8 [H, W, 3], resized (bilinear) to ``size`` = (height, width) if that differs."""
-    from PIL import Image
+    from PIL import Image, ImageOps
 
     if image.mode not in MODES:
         raise ValueError(f"pixels of mode {image.mode}, not eight bits a channel")
-    image = image.convert("RGB")
+    image = ImageOps.exif_transpose(image).convert("RGB")  # upright, as every viewer shows it
     if size is not None and image.size != size[::-1]:
         image = image.resize(size[::-1], Image.Resampling.BILINEAR)
     return np.asarray(image, np.uint8)

@@ -64,7 +64,14 @@ def load(folder: Path, split: str, size: tuple[int, int] | None) -> ImageSet:
 
 
 def _images(place: Path, *, empty: bool = False) -> list[Path]:
-    """The images of a class folder; ``empty`` allows one without any files."""
+    """The images of a class folder; ``empty`` allows one without any files. Folders within would be lost: an error."""
+    within = (path.relative_to(place) for path in place.glob("*/**/*") if is_image(path))
+    inner = next((path for path in within if not any(part.startswith(".") for part in path.parts)), None)
+    if inner is not None:
+        raise DataError(
+            f"expected the images of a class in {place} itself, got {inner} there; move such images up, or their "
+            f"folder beside the other classes, {see('how-to/your-data#folder')}"
+        )
     if found := sorted(path for path in place.iterdir() if is_image(path)):
         return found
     others = [path for path in place.iterdir() if path.is_file() and not path.name.startswith(".")]

@@ -45,7 +45,8 @@ def _is_sorted(place: Path) -> bool:
 
 
 def _classes(place: Path) -> tuple[str, ...]:
-    return tuple(sorted(path.name for path in (place / "train").iterdir() if path.is_dir()))
+    found = (path for path in (place / "train").iterdir() if path.is_dir() and not path.name.startswith("."))
+    return tuple(sorted(path.name for path in found))
 
 
 def _images(folder: Path) -> list[Path]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import sys
 import time
 from dataclasses import dataclass
 from functools import lru_cache
@@ -30,6 +31,7 @@ from setwise.recipe import Recipe
 from setwise.training.checkpoint import replacing
 from setwise.training.engine import Engine, untrained
 from setwise.training.loop import How, train
+from setwise.training.progress import say_if_heard
 
 BEST = "best.safetensors"  # the weights of the chosen epoch
 HELD_OUT = 20  # sets
@@ -121,7 +123,8 @@ def run_matching(
     sizes = {split: len(getattr(data, split)) for split in ("train", "val", "test")}
     if how.processes.first and not how.quiet:
         halves = ", each the left and the right half of an image" if data.train.name.endswith("-halves") else ""
-        print(f"{data.train.name}: {' / '.join(map(str, sizes.values()))} items for train / val / test{halves}")
+        counts = " / ".join(map(str, sizes.values()))
+        say_if_heard(f"{data.train.name}: {counts} items for train / val / test{halves}", sys.stdout)
     title = f"{name} seed {seed}"
     engine, last = train(recipe, data.train, folder, seed=seed, how=how, title=title, after_epoch=after_epoch)
     about = {"name": data.train.name, **sizes, "held_out_sets": len(data.held_out)}

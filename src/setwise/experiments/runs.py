@@ -22,7 +22,7 @@ from setwise.methods import Supervised, create_encoder
 from setwise.recipe import Recipe
 from setwise.training import checkpoint as checkpoints
 from setwise.training.checkpoint import Checkpoint
-from setwise.training.loop import How, train
+from setwise.training.loop import How, about, check_same_data, train
 
 # Ours, the paper does not fine-tune: small steps, since the encoder starts from something.
 FINE_TUNING = {"views": "supervised", "optimizer": "sgd", "lr": 0.01, "schedule": "cosine", "epochs": 30, "warmup": 0.0}
@@ -39,7 +39,8 @@ def choose_device(name: str) -> torch.device:
     try:
         torch.empty(1, device=device).cpu()
     except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"expected a device that this torch can use, got {name!r} ({error}); try cpu") from error
+        words = str(error).splitlines()[0]
+        raise ValueError(f"expected a device that this torch can use, got {name!r} ({words}); try cpu") from error
     return device
 
 
@@ -173,6 +174,7 @@ def probe(
     path: Path,
     *,
     device: torch.device,
+    data: str | None = None,
     root: Path | None = None,
     fine_tune: bool = False,
     fine_tune_epochs: int | None = None,
@@ -180,6 +182,7 @@ def probe(
 ) -> dict[str, Any]:
     """Evaluate a checkpoint anew: linear probe and kNN, and with ``fine_tune`` the whole network trained on.
 
+    ``data``: other data than the run's; those have to be as they were.
     The fine-tuned run is kept beside the checkpoint, in a folder named after the weights it began with and its length.
     """
     check_count(fine_tune_epochs, "fine_tune_epochs")
@@ -187,11 +190,15 @@ def probe(
     if found.epoch < found.recipe.epochs and not quiet:
         print(f"the run has not ended: epoch {found.epoch} of {found.recipe.epochs}", file=sys.stderr)
     encoder = encoder_of(found, path).to(device)
-    train_set, test_set = splits(found.recipe, root)
+    recipe = found.recipe if data is None else replace(found.recipe, data=data)
+    train_set, test_set = splits(recipe, root)
     check_classes(train_set, test_set)
-    result = evaluate_encoder(encoder, train_set, test_set, found.recipe, seed=found.seed, device=device)
+    if data is None and recipe.method != "matching":  # which is trained on two views of others
+        advice = "--data says which data to probe on"
+        check_same_data(found.data, about(train_set), f"{path} was trained on", advice)
+    result = evaluate_encoder(encoder, train_set, test_set, recipe, seed=found.seed, device=device)
     if fine_tune:
-        tuning = replace(found.recipe, method="supervised", loss=None, beta=None, **FINE_TUNING)  # type: ignore[arg-type]
+        tuning = replace(recipe, method="supervised", loss=None, beta=None, **FINE_TUNING)  # type: ignore[arg-type]
         if fine_tune_epochs is not None:
             tuning = replace(tuning, epochs=fine_tune_epochs)
         state = found.encoder_state()

@@ -88,8 +88,9 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
             save_file(tensors, temporary, metadata={KEY: json.dumps(about)})
     except Exception as error:  # safetensors has an error class of its own for a full disk
         if isinstance(error, OSError) or type(error).__name__ == "SafetensorError":
+            before = "the one from before is intact" if path.exists() else "there was none before"
             raise TrainingError(
-                f"could not write the checkpoint {path}: {error}; the one from before is intact, "
+                f"could not write the checkpoint {path}: {error}; {before}, "
                 f"free some space and go on with --resume, {see('how-to/errors#space')}"
             ) from error
         raise

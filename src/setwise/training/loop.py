@@ -37,8 +37,15 @@ ONE_SIGNAL_SECONDS = 1.0
 FILE = "checkpoint.safetensors"
 
 
+def _stopping() -> list[int]:
+    """Signals that stop a run; not a lost terminal's where it is to be ignored (nohup), or where there is none."""
+    found = [signal.SIGINT, signal.SIGTERM]
+    hangup = getattr(signal, "SIGHUP", None)
+    return [*found, hangup] if hangup is not None and signal.getsignal(hangup) is not signal.SIG_IGN else [*found]
+
+
 class _Signals:
-    """SIGINT and SIGTERM as something to look at between steps; another one, later, is obeyed at once."""
+    """SIGINT, SIGTERM and SIGHUP as something to look at between steps; another one, later, is obeyed at once."""
 
     def __init__(self) -> None:
         self.seen = 0
@@ -47,7 +54,7 @@ class _Signals:
 
     def __enter__(self) -> _Signals:
         if threading.current_thread() is threading.main_thread():  # elsewhere their owner has them
-            self._old = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
+            self._old = {number: signal.signal(number, self._note) for number in _stopping()}
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -98,7 +105,7 @@ def train(
     with _locked(folder, how.processes):
         for unfinished in folder.glob(f".{FILE}.*") if first else ():  # of a process that was killed
             unfinished.unlink(missing_ok=True)
-        found = _found(folder / FILE, recipe, seed, _about(data), how.resume)
+        found = _found(folder / FILE, recipe, seed, about(data), how.resume)
         engine = Engine(recipe, data, seed=seed, device=how.device, processes=how.processes, capture=how.capture)
         if encoder is not None:
             if not isinstance(encoder, dict):
@@ -195,7 +202,7 @@ class _Run:
             step=step,
             history=list(self.metrics.history),
             tensors=engine.tensors(),
-            data=_about(engine.data),
+            data=about(engine.data),
             seconds=time.perf_counter() - self.began,
         )
         if engine.processes.first:
@@ -210,13 +217,13 @@ def _explained(engine: Engine) -> Iterator[None]:
     try:
         yield
     except ValueError as error:  # the losses look at their input where that is free
-        hint = "; the last checkpoint is intact, a lower lr may help" if "finite" in str(error) else ""
+        hint = "; what was written before is intact, a lower lr may help" if "finite" in str(error) else ""
         raise TrainingError(f"{where}: {error}{hint}") from error
     except RuntimeError as error:
         if out_of_memory(error):
             raise TrainingError(
-                f"{where}: out of memory ({str(error).splitlines()[0]}); the last checkpoint is intact, "
-                f"a batch below {engine.recipe.batch} needs less, {see('how-to/errors#space')}"
+                f"{where}: out of memory ({str(error).splitlines()[0]}); what was written before is "
+                f"intact, a batch below {engine.recipe.batch} needs less, {see('how-to/errors#space')}"
             ) from error
         raise
 
@@ -241,7 +248,7 @@ def _locked(folder: Path, processes: Processes) -> Iterator[None]:
         lock.release()
 
 
-def _about(data: ImageSet | MatchedSet) -> dict[str, Any]:
+def about(data: ImageSet | MatchedSet) -> dict[str, Any]:
     """What a checkpoint says of the data that it was trained on."""
     return {
         "name": data.name,
@@ -251,6 +258,24 @@ def _about(data: ImageSet | MatchedSet) -> dict[str, Any]:
         "std": list(data.std),
         "classes": list(data.classes) if isinstance(data, ImageSet) else [],
     }
+
+
+def check_same_data(theirs: dict[str, Any], mine: dict[str, Any], whose: str, advice: str) -> None:
+    """Raise unless both, as ``about`` gives them, are of the same data."""
+    different = [name for name, value in mine.items() if not _alike(theirs.get(name, value), value)]
+    if different:
+        began, got = (
+            f"{d.get('count', 'some')} of {' x '.join(map(str, d.get('shape', '?')))}" for d in (theirs, mine)
+        )
+        raise ValueError(
+            f"expected the data that {whose} ({began}), got others ({got}; their {', '.join(different)} differ); "
+            + advice
+        )
+
+
+def same_place(one: str, other: str) -> bool:
+    """Whether two words for data that are not names are the same folder."""
+    return one == other or (Path(one).is_dir() and Path(other).is_dir() and Path(one).samefile(other))
 
 
 def _alike(theirs: object, mine: object) -> bool:
@@ -273,19 +298,14 @@ def _found(path: Path, recipe: Recipe, seed: int, data: dict[str, Any], resume: 
         )
     found = checkpoints.load(path)
     mine, theirs = recipe.as_json() | {"seed": seed}, found.recipe.as_json() | {"seed": found.seed}
+    if same_place(mine["data"], theirs["data"]):
+        theirs["data"] = mine["data"]
     different = [f"{name} {theirs[name]!r}, not {mine[name]!r}" for name in mine if mine[name] != theirs[name]]
     if different:
         raise ValueError(
             f"expected the checkpoint {path} to be of this run, but it has {'; '.join(different)}; "
             + see("how-to/errors#resume")
         )
-    different = [name for name, value in data.items() if not _alike(found.data.get(name, value), value)]
-    if different:
-        began, got = (
-            f"{d.get('count', 'some')} of {' x '.join(map(str, d.get('shape', '?')))}" for d in (found.data, data)
-        )
-        raise ValueError(
-            f"expected the data that the run in {path.parent} began with ({began}), got others ({got}; their "
-            f"{', '.join(different)} differ); give another --out, {see('how-to/errors#resume')}"
-        )
+    advice = f"give another --out, {see('how-to/errors#resume')}"
+    check_same_data(found.data, data, f"the run in {path.parent} began with", advice)
     return found

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TextIO
 
 from setwise.training.checkpoint import write_text
 
@@ -18,6 +19,12 @@ LINE_SECONDS = 10.0  # between lines where there is no terminal
 def spell(metrics: Mapping[str, float]) -> str:
     """Loss terms for a person: "loss 5.1234  pairwise 5.0021"."""
     return "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
+
+
+def say_if_heard(words: str, stream: TextIO) -> None:
+    """A line for whoever reads along; that nobody does any more (`| head`, a lost terminal) must not end a run."""
+    with contextlib.suppress(OSError):
+        print(words, file=stream, flush=True)
 
 
 class Reporter:
@@ -34,14 +41,21 @@ class Reporter:
         """Show the bar."""
         if not self.quiet and sys.stderr.isatty():
             from rich.console import Console
-            from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+            from rich.progress import BarColumn, Progress, ProgressColumn, TaskProgressColumn, TimeRemainingColumn
+            from rich.table import Column
+            from rich.text import Text
+
+            class Said(ProgressColumn):
+                """Title and numbers: what a narrow terminal cuts short, not the bar and the time left."""
+
+                def render(self, task: Any) -> Text:
+                    return Text(f"{task.fields['say']}  {task.description}", no_wrap=True, overflow="ellipsis")
 
             self._bar = Progress(
-                TextColumn("[bold]{task.description}"),
-                BarColumn(bar_width=24),
-                TaskProgressColumn(),
-                TextColumn("{task.fields[say]}"),
-                TimeRemainingColumn(),
+                BarColumn(bar_width=16, table_column=Column(width=16)),
+                TaskProgressColumn(table_column=Column(no_wrap=True)),
+                TimeRemainingColumn(table_column=Column(no_wrap=True)),
+                Said(table_column=Column()),
                 console=Console(stderr=True),
             )
             self._task = self._bar.add_task(self.title, total=self.epochs, say="")
@@ -69,7 +83,7 @@ class Reporter:
             self._bar.update(self._task, completed=done, say=say)
         elif not self.quiet and (force or now - self._last >= LINE_SECONDS):
             left = f"  {passed / progress * (self.epochs - done):,.0f} s left" if progress > 0 else ""
-            print(f"{self.title}: {say}{left}", file=sys.stderr, flush=True)
+            say_if_heard(f"{self.title}: {say}{left}", sys.stderr)
             self._last = now
 
 
