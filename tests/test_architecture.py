@@ -26,7 +26,7 @@ def room(module: str) -> int:
 @pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
 def test_imports_go_upwards(path):
     parts = path.relative_to(SOURCE).with_suffix("").parts
-    if parts == ("__init__",):
+    if parts in (("__init__",), ("_public",)):
         return
     here = ROOMS.index(parts[0])
     for node in ast.walk(ast.parse(path.read_text())):
@@ -43,7 +43,7 @@ def test_imports_go_upwards(path):
 
 
 def test_importing_setwise_imports_nothing_optional():
-    code = "import setwise, sys; print([m for m in sys.modules])"
+    code = "import setwise, sys; setwise.QARe; print([m for m in sys.modules])"
     loaded = ast.literal_eval(
         subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout.decode()
     )

@@ -132,6 +132,16 @@ def help_of(command, capsys):
     return capsys.readouterr().out
 
 
+def test_help_does_not_wait_for_torch():
+    code = (
+        "import sys, setwise.cli; assert 'torch' not in sys.modules; import setwise as sw; sw.QARe; sw.losses.controls"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", f"{code}; print(sw.functional.__name__)"], capture_output=True, text=True
+    )
+    assert (run.stdout, run.stderr) == ("setwise.losses.functional\n", "")
+
+
 def test_output_that_nobody_reads_is_no_error():
     command = [sys.executable, "-m", "setwise.cli", "recipes"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

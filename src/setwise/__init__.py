@@ -4,23 +4,16 @@
 >>> loss = sw.SetContrastive(sw.InfoNCE(temperature=0.05), beta=0.5)    # loss(z_a, z_b) -> scalar
 """
 
-from setwise import assignment, data, encoders, views
-from setwise.assignment import matching_accuracy
-from setwise.evaluation.matching import Matching, match
-from setwise.losses import functional
-from setwise.losses.modules import (
-    AssignmentLoss,
-    InfoNCE,
-    NTLogistic,
-    NTXent,
-    QARe,
-    SetContrastive,
-    SparseCLR,
-    TripletMargin,
-)
-from setwise.losses.parallel import distributed
-from setwise.losses.presets import PRESETS, presets
+# ruff: noqa: F403, F405 - the names are there, as mypy sees
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from setwise.version import __version__
+
+if TYPE_CHECKING:
+    from setwise._public import *
 
 __all__ = [
     "PRESETS",
@@ -44,3 +37,18 @@ __all__ = [
     "presets",
     "views",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Everything is imported with the first name that is asked for: `setwise --help` does not wait for torch."""
+    import setwise._public as public
+
+    found = globals()
+    found.update({one: getattr(public, one) for one in __all__ if hasattr(public, one)})
+    if name not in found:
+        raise AttributeError(f"module 'setwise' has no attribute {name!r}")
+    return found[name]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
