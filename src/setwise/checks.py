@@ -6,6 +6,7 @@ accelerator that would wait for the device and could not be captured in a graph.
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
@@ -15,7 +16,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 DOCS = "docs"  # the folder in the repository: the site has no public address yet
 
 
@@ -47,9 +50,19 @@ def plain(value: Any) -> Any:
 
 def check_number(value: float, name: str, *, above: float | None = None, least: float | None = None) -> None:
     """Raise unless ``value`` is a finite number, greater than ``above`` and not less than ``least``."""
+    check_not_tensor(value, name)
     limit = f" above {above:g}" if above is not None else f" of at least {least:g}" if least is not None else ""
     if not is_number(value) or (above is not None and value <= above) or (least is not None and value < least):
         raise ValueError(f"expected {name} to be a finite number{limit}, got {value!r}")
+
+
+def check_not_tensor(value: object, name: str) -> None:
+    """Raise if ``value``, an option, is a tensor."""
+    if isinstance(value, Tensor):
+        raise ValueError(
+            f"expected {name} to be a Python number, got a {type(value).__name__}; call .item(), "
+            "a learned one is not supported"
+        )
 
 
 def check_count(value: int | None, name: str) -> None:
@@ -59,20 +72,64 @@ def check_count(value: int | None, name: str) -> None:
 
 
 def check_floating(x: Tensor, name: str) -> None:
-    """Raise unless ``x`` is a floating-point tensor, finite if it is on the CPU."""
+    """Raise unless ``x`` is a floating-point tensor, float16 to float64, finite if it is on the CPU."""
     if not isinstance(x, Tensor):
         raise ValueError(f"expected {name} to be a torch.Tensor, got {type(x).__name__}; torch.as_tensor makes one")
     if not x.is_floating_point():
         raise ValueError(f"expected {name} of a floating-point dtype, got {x.dtype}; convert it with .float()")
-    if x.device.type != "cpu" or torch.compiler.is_compiling() or x.numel() == 0:
+    if x.dtype not in DTYPES:
+        raise ValueError(f"expected {name} of float16, bfloat16, float32 or float64, got {x.dtype}; use .float()")
+    if torch.compiler.is_compiling():
+        return
+    if x.is_meta or isinstance(x, FakeTensor):
+        raise ValueError(
+            f"expected {name} with values, got a {'meta' if x.is_meta else 'fake'} tensor, which has a shape alone; "
+            "make it on a device, or trace the loss by torch.export"
+        )
+    if x.device.type != "cpu" or x.numel() == 0:
         return
     # The largest entry is NaN or infinite if any is; a ninth of the time of isfinite().all().
     if not math.isfinite(x.detach().abs().amax().item()):
         bad = int((~x.isfinite()).sum())
         raise ValueError(
             f"expected {name} to be finite, got {bad} NaN or infinite of {x.numel()} values; "
-            f"look for a diverged step or a division by zero before the loss, {see('how-to/errors#not-finite')}"
+            f"look for a diverged step, an overflow or a division by zero before it, {see('how-to/errors#not-finite')}"
         )
+
+
+def check_overflow(x: Tensor, what: str) -> Tensor:
+    """``x``, which is made of finite numbers; raise where it is on the CPU and not finite itself."""
+    if x.device.type != "cpu" or torch.compiler.is_compiling() or x.numel() == 0:
+        return x
+    least, greatest = torch.aminmax(x.detach())
+    if not (math.isfinite(least.item()) and math.isfinite(greatest.item())):
+        instead = "" if x.dtype == torch.float64 else ", or use float64"
+        raise ValueError(
+            f"expected {what} that {x.dtype} can hold, got an overflow; scale or normalise the embeddings{instead}, "
+            + see("how-to/errors#not-finite")
+        )
+    return x
+
+
+def check_loss(loss: object, name: str) -> None:
+    """Raise unless ``loss`` can be called as a loss can."""
+    if isinstance(loss, type):
+        raise ValueError(f"expected {name} to be a loss, got the class {loss.__name__}; {loss.__name__}() is one")
+    if not callable(loss):
+        raise ValueError(f"expected {name} to be a loss(z_a, z_b), got {loss!r}; setwise.InfoNCE() is one")
+
+
+def imported(module: str, extra: str, seen: str) -> Any:
+    """The module of another package; an error says which extra of ours has it, and ends with ``seen``."""
+    package = module.partition(".")[0]
+    try:
+        return importlib.import_module(module)
+    except (ImportError, RuntimeError) as error:  # the latter: a torchvision built for another torch
+        missing = isinstance(error, ModuleNotFoundError) and error.name == package
+        found = "none here" if missing else f"one that does not import ({error})"
+        raise ModuleNotFoundError(
+            f"expected the package {package}, got {found}; pip install 'setwise[{extra}]', {seen}", name=package
+        ) from error
 
 
 def check_matrix(x: Tensor, name: str) -> None:
@@ -154,7 +211,8 @@ def one_derivative(backward: Callable[..., Any]) -> Callable[..., Any]:
 
     ``once_differentiable`` says it only where the gradient that comes in has a derivative, and where everything is
     differentiated. That of a loss is a constant 1, so that a penalty on gradients would silently have none; and asked
-    for the leaves alone, ``torch.autograd.grad`` and ``hessian`` would find no way to them.
+    for the leaves alone, ``torch.autograd.grad`` and ``hessian`` would find no way to them. ``jvp`` differentiates by
+    the gradient that comes in, and would find 0.
     """
 
     @wraps(backward)
@@ -165,7 +223,7 @@ def one_derivative(backward: Callable[..., Any]) -> Callable[..., Any]:
             return found
         outputs = found if isinstance(found, tuple) else (found,)
         tensors = [x.detach().requires_grad_() for x in outputs if isinstance(x, Tensor)]
-        tensors += _leaves(ctx)
+        tensors += _leaves(ctx) + [x for x in grads if isinstance(x, Tensor) and x.requires_grad]
         made: Any = torch._C._functions.DelayedError(SECOND, len(tensors))(*tensors)
         left = list(made) if isinstance(made, (tuple, list)) else [made]
         outputs = tuple(left.pop(0) if isinstance(x, Tensor) else x for x in outputs)

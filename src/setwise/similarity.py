@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from setwise.checks import check_option, one_derivative
+from setwise.checks import check_option, check_overflow, one_derivative
 from setwise.kernels.rows import unit_rows, unit_rows_backward
 
 Similarity = Literal["cosine", "euclidean", "sqeuclidean"]
@@ -84,9 +84,8 @@ def prepared_scores(x: Tensor, y: Tensor, *, similarity: Similarity, scale: floa
     with torch.autocast(x.device.type, enabled=False):
         if similarity == "cosine":
             return (scale * x) @ y.mT
-        if similarity == "sqeuclidean":
-            return _squared_distances(x, y) * -scale
-        return _distances(x, y) * -scale
+        distances = _squared_distances(x, y) if similarity == "sqeuclidean" else _distances(x, y)
+        return check_overflow(distances * -scale, "distances")
 
 
 def _squared_distances(x: Tensor, y: Tensor) -> Tensor:

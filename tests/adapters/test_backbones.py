@@ -211,7 +211,7 @@ def test_a_package_that_does_not_import_says_why(monkeypatch):
     def fail(name: str) -> None:
         raise RuntimeError("operator torchvision::nms does not exist")
 
-    monkeypatch.setattr("setwise.adapters.backbones.importlib", SimpleNamespace(import_module=fail))
+    monkeypatch.setattr("setwise.checks.importlib", SimpleNamespace(import_module=fail))
     with pytest.raises(ModuleNotFoundError, match=r"got one that does not import \(operator torchvision::nms does not"):
         backbone("torchvision/resnet18")
 

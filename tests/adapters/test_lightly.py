@@ -62,6 +62,8 @@ def test_bad_input():
         with pytest.raises(ValueError, match="expected memory_bank_size=0, got .*4096.*extra negatives"):
             NTXentLoss(0.5, size)
     NTXentLoss(0.5, (0, 128))
+    with pytest.raises(ValueError, match=r"expected loss to be a loss, got the class NTXent; NTXent\(\) is one"):
+        Criterion(sw.NTXent)
     with pytest.raises(ValueError, match="expected temperature to be a finite number above 0, got 0"):
         NTXentLoss(0)
     with pytest.raises(ValueError, match="expected beta to be a finite number of at least 0, got -1"):

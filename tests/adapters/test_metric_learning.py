@@ -98,6 +98,10 @@ def test_a_batch_laid_out_otherwise_is_an_error(views):
 def test_bad_input():
     with pytest.raises(ValueError, match=r"expected layout to be one of 'halves', 'interleaved'"):
         QAReRegularizer(layout="half")
+    with pytest.raises(ValueError, match=r"expected term to be a loss, got the class QARe; QARe\(\) is one"):
+        QAReRegularizer(sw.QARe)
+    with pytest.raises(ValueError, match=r"expected loss to be a loss, got the class InfoNCE; InfoNCE\(\) is one"):
+        SetLoss(sw.InfoNCE)
     for shape in ((5, 3), (0, 3), (4,)):
         with pytest.raises(ValueError, match=r"expected embeddings of shape \(2N, E\)"):
             QAReRegularizer().compute_loss(torch.ones(shape))

@@ -168,6 +168,10 @@ def test_errors():
         extract(trained_encoder().double(), data, device="cpu")
     with pytest.raises(ValueError, match=r"expected the encoder on cpu, got blocks\.0\.weight on meta"):
         extract(trained_encoder().to("meta"), data, device="cpu")
+    with pytest.raises(ValueError, match=r"expected images as an ImageSet, .* got a tensor of shape \(23, 3, 8, 8\)"):
+        extract(encoder, data.images, device="cpu")
+    with pytest.raises(ValueError, match=r"expected images as an ImageSet, .* got list; setwise.data.load gives one"):
+        extract(encoder, [data], device="cpu")
     with pytest.raises(ValueError, match="expected at least one image, got none in ImageSet"):
         extract(encoder, replace(data, images=data.images[:0], labels=data.labels[:0]), device="cpu")
     with pytest.raises(ValueError, match=r"expected features of shape \(23, F\) from the encoder, got \(23, 3, 8, 8\)"):

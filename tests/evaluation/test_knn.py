@@ -76,6 +76,12 @@ def test_both_k_at_once_are_each_k_alone():
         assert knn_accuracy(*train, *test, classes=5, k=(k,)) == {k: both[k]}
 
 
+def test_one_k_needs_no_sequence():
+    train, test = clusters(300), clusters(80, seed=1)
+    for k in (20, np.int64(20)):
+        assert knn_accuracy(*train, *test, classes=5, k=k) == knn_accuracy(*train, *test, classes=5, k=(20,))
+
+
 def test_k_beyond_the_training_set_is_all_of_it():
     train, test = clusters(30), clusters(80, seed=1)
     found = knn_accuracy(*train, *test, classes=5, k=(30, 31, 10**9))
@@ -160,6 +166,7 @@ def test_inputs_are_left_alone():
     ("options", "message"),
     [
         ({"k": ()}, "expected at least one k, got none"),
+        ({"k": 0}, "expected k to be None or a positive integer, got 0"),
         ({"k": (0,)}, "expected k to be None or a positive integer, got 0"),
         ({"temperature": 0.0}, "expected temperature to be a finite number above 0"),
         ({"chunk": 0}, "expected chunk to be"),

@@ -1,10 +1,12 @@
 """Bad input is answered with what was expected, what came and what to do."""
 
+import functools
 import math
 
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import setwise as sw
 from setwise.losses.controls import FrobeniusProduct, StructuralDifference
@@ -51,6 +53,9 @@ def with_value(value: float) -> torch.Tensor:
         (good(), None, "expected z_b to be a torch.Tensor, got NoneType"),
         (with_value(float("nan")), good(), "expected z_a to be finite, got 1 NaN or infinite of 12 values; look for"),
         (good(), with_value(float("inf")), "expected z_b to be finite"),
+        (*2 * [good().to(torch.float8_e4m3fn)], r"expected z_a of float16, .* got torch.float8_e4m3fn; use .float\(\)"),
+        (*2 * [good().to("meta")], "expected z_a with values, got a meta tensor, which has a shape alone; make it"),
+        (*2 * [FakeTensorMode().from_tensor(good())], "expected z_a with values, got a fake tensor"),
     ],
 )
 @pytest.mark.parametrize("loss", PAIR_LOSSES, ids=lambda x: getattr(x, "__name__", type(x).__name__))
@@ -82,6 +87,18 @@ def test_extra_negatives(loss):
         (lambda: sw.InfoNCE(temperature=np.float32("nan")), "expected temperature to be a finite number"),
         (lambda: sw.InfoNCE(temperature=True), "expected temperature to be a finite number above 0, got True"),
         (lambda: sw.InfoNCE(temperature=np.True_), "expected temperature to be a finite number above 0, got np.True_"),
+        (
+            lambda: sw.InfoNCE(temperature=torch.nn.Parameter(torch.tensor(0.1))),
+            r"expected temperature to be a Python number, got a Parameter; call .item\(\), a learned one is not",
+        ),
+        (
+            lambda: sw.SetContrastive(sw.NTXent(), torch.tensor(0.5)),
+            "expected beta to be a Python number, got a Tensor",
+        ),
+        (
+            lambda: sw.SetContrastive.convex(sw.NTXent(), torch.tensor(0.5)),
+            "expected beta to be a Python number, got a Tensor",
+        ),
         (lambda: sw.InfoNCE(block_size=True), "expected block_size to be None or a positive integer, got True"),
         (lambda: sw.InfoNCE(block_size=np.True_), "expected block_size to be None or a positive integer, got np.True_"),
         (
@@ -124,6 +141,10 @@ def test_extra_negatives(loss):
             r"to be a loss, got the class NTXent; NTXent\(\) is one",
         ),
         (lambda: sw.SetContrastive("infonce"), r"expected pairwise to be a loss\(z_a, z_b\), got 'infonce'"),
+        (
+            lambda: sw.SetContrastive(None),
+            r"expected pairwise to be a loss\(z_a, z_b\), got None; .*InfoNCE\(\) is one",
+        ),
         (lambda: sw.SetContrastive(sw.NTXent(), 0.5, 0.3), "expected regularizer to be a loss.*, got 0.3"),
         (lambda: sw.SetContrastive(sw.NTXent(), beta=-1), "expected beta to be a finite number of at least 0"),
         (lambda: sw.SetContrastive.convex(sw.NTXent(), beta=1.5), "expected beta between 0 and 1"),
@@ -172,7 +193,7 @@ def test_sizes_a_loss_cannot_take():
         sw.AssignmentLoss(mining="one-to-one", smoothing="sparse")(z, z)
     with pytest.raises(ValueError, match='go with smoothing="none"'):
         sw.AssignmentLoss(mining="one-to-one", smoothing="sinkhorn")(z, z, z)
-    with pytest.raises(ValueError, match="at least two rows"):
+    with pytest.raises(ValueError, match="at least two rows .* by drop_last=True, .*how-to/add-qare.md#rows"):
         sw.QARe(normalization="n(n-1)")(z[:1], z[:1])
     with pytest.raises(ValueError, match="expected scores of shape .N, M. with M >= N"):
         sw.functional.score_assignment_loss(torch.zeros(4, 3))
@@ -188,3 +209,38 @@ def test_matrices():
         sw.assignment.spectral_bounds(torch.eye(3), torch.eye(3), bound="tight")
     with pytest.raises(ValueError, match="expected direction to be one of"):
         sw.functional.quadratic_assignment_loss(torch.eye(3), torch.eye(3), torch.eye(3), direction="min")
+
+
+DISTANCES = [
+    *(sw.QARe(similarity=s, bound=b) for s in ("euclidean", "sqeuclidean") for b in ("eigenvalue", "best")),
+    *(sw.QARe(similarity=s, spectrum="topk", k=1) for s in ("euclidean", "sqeuclidean")),
+    *(make(similarity=s) for s in ("euclidean", "sqeuclidean") for make in (FrobeniusProduct, StructuralDifference)),
+    *(make(similarity="sqeuclidean") for make in (sw.InfoNCE, sw.NTXent, sw.SparseCLR, sw.TripletMargin)),
+    *(make(similarity="sqeuclidean") for make in (sw.NTLogistic, sw.AssignmentLoss)),
+    sw.AssignmentLoss(mining="one-to-one", similarity="sqeuclidean"),
+    functools.partial(sw.matching_accuracy, similarity="sqeuclidean"),
+]
+
+
+@pytest.mark.parametrize("loss", DISTANCES, ids=lambda x: type(x).__name__)
+@pytest.mark.parametrize("gradient", [False, True])
+def test_an_overflow_is_told_as_one(loss, gradient):
+    z_a, z_b = 1e20 * torch.randn(2, 50, 3, generator=torch.Generator().manual_seed(0))
+    message = "that torch.float32 can hold, got an overflow; scale or normalise the embeddings, or use float64"
+    with pytest.raises(ValueError, match=message):
+        loss(z_a.requires_grad_(gradient), z_b)
+    loss(z_a.double(), z_b.double())
+    loss(z_a / 1e20, z_b / 1e20)
+
+
+def test_a_third_argument_that_is_no_pair_of_features():
+    z, bank = good(), torch.zeros(5, 3)
+    with pytest.raises(
+        ValueError, match=r"got a third tensor of shape \(5, 3\); extra negatives go to the pairwise loss"
+    ):
+        sw.SetContrastive(sw.InfoNCE(), 0.5)(z, z, bank)
+    on_features = sw.SetContrastive(sw.InfoNCE(), 0.5, on="features")
+    for features, kind in ((z, "Tensor"), ((z,), "tuple"), ((z, z.numpy()), "tuple"), ((z, z, z), "tuple")):
+        with pytest.raises(ValueError, match=rf"features to be a pair of tensors \(h_a, h_b\), got {kind}; give those"):
+            on_features(z, z, features)
+    torch.testing.assert_close(on_features(z, z, [z, z]), on_features(z, z, (z, z)))

@@ -36,3 +36,8 @@ def test_modules_and_gradients(views):
         StructuralDifference(similarity="cosin")
     with pytest.raises(ValueError, match="expected z_b of shape"):
         frobenius_product(z_a, z_b[:3])
+
+
+def test_what_they_are_shown_as():
+    assert repr(FrobeniusProduct(shift=0.5)) == "FrobeniusProduct(similarity='cosine', shift=0.5)"
+    assert repr(StructuralDifference(similarity="euclidean")) == "StructuralDifference(similarity='euclidean')"

@@ -326,6 +326,26 @@ class TestEveryLoss:
         torch.testing.assert_close(*(torch.autograd.grad(x, z_a)[0] for x in (compiled, eager)))
 
 
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning")  # as for scipy, which it cannot trace
+@pytest.mark.parametrize("smoothing", ["none", "sinkhorn"])
+def test_one_to_one_compiles_around_its_solver(views, smoothing):
+    loss = sw.AssignmentLoss(mining="one-to-one", smoothing=smoothing, margin=0.5)
+    z_a, z_b = (z.detach().requires_grad_() for z in views(6, 4))
+    eager, compiled = loss(z_a, z_b), torch.compile(loss, backend="aot_eager")(z_a, z_b)
+    torch.testing.assert_close(compiled, eager)
+    torch.testing.assert_close(*(torch.autograd.grad(x, z_a)[0] for x in (compiled, eager)))
+
+
+@pytest.mark.parametrize("smoothing", ASSIGNMENT_SMOOTHINGS)
+def test_cells_with_another_default_device(views, smoothing):
+    loss, (z_a, z_b) = sw.AssignmentLoss(mining="one-to-one", smoothing=smoothing), views(6, 4)
+    expected = loss(z_a, z_b)
+    _subsets.cache_clear()
+    with torch.device("meta"):
+        torch.testing.assert_close(loss(z_a, z_b), expected)
+
+
 def test_large_scores_do_not_overflow(views):
     z_a, z_b = views(6, 4, dtype=torch.float32)
     z_a, z_b = (1e4 * z for z in (z_a, z_b))

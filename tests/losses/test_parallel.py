@@ -121,6 +121,25 @@ def counting_worker(rank: int, size: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
+def compiling_worker(rank: int, size: int, folder: str) -> None:
+    start(rank, size, folder)
+    results = {}
+    for name in ("infonce", "nt-xent", "qare", "set"):
+        z_a, z_b = (z.chunk(size)[rank].clone().requires_grad_() for z in embeddings())
+        loss = sw.distributed(LOSSES[name]())
+        for made in (loss, torch.compile(loss, backend="aot_eager", fullgraph=True)):
+            value = made(z_a, z_b)
+            results.setdefault(name, []).append((value.detach(), *torch.autograd.grad(value, (z_a, z_b))))
+    torch.save(results, f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+def test_one_graph_over_two_processes(tmp_path):
+    for results in spawn(compiling_worker, 2, tmp_path):
+        for eager, compiled in results.values():
+            torch.testing.assert_close(compiled, eager)
+
+
 def spawn(target, size: int, folder: Path) -> list[dict]:
     mp.spawn(target, args=(size, str(folder)), nprocs=size)
     return [torch.load(folder / f"{rank}.pt") for rank in range(size)]
@@ -171,6 +190,8 @@ def test_what_is_sent(tmp_path):
 
 
 def test_errors():
+    with pytest.raises(ValueError, match=r"expected loss to be a loss, got the class NTXent; NTXent\(\) is one"):
+        sw.distributed(sw.NTXent)
     with pytest.raises(ValueError, match="expected torch.distributed to be initialised"):
         sw.distributed(sw.NTXent())
 

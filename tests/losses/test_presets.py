@@ -151,6 +151,8 @@ def test_set_contrastive(views):
     torch.testing.assert_close(foreign(z_a, z_b), F.mse_loss(z_a, z_b) + sw.QARe()(z_a, z_b))
     assert "beta=0.3" in repr(loss)
     assert "margin=0.5" in repr(loss)
+    functions = sw.SetContrastive(sw.functional.info_nce, 0.3, sw.functional.qare)
+    assert "pairwise=info_nce, regularizer=qare, alpha=1.0, beta=0.3" in repr(functions)
 
 
 def test_messages_name_what_there_is():

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 from difflib import get_close_matches
-from typing import Any
 
 from torch import Tensor, nn
 
-from setwise.checks import check_count, check_option, see
+from setwise.checks import check_count, check_option, imported, see
 from setwise.encoders.resnet import BasicBlock, ResNet
 
 LIBRARIES = ("timm", "torchvision")
+EXTRA = ("backbones", see("how-to/other-libraries#timm-and-torchvision"))
 CLASSES = 1000  # outputs of every classifier in torchvision.models, ImageNet's
 PARTS = {"conv1": "conv1", "norm1": "bn1", "conv2": "conv2", "norm2": "bn2", "shortcut": "downsample"}
 
@@ -39,12 +38,12 @@ def backbone(name: str, *, channels: int = 3, pretrained: bool = False) -> Backb
     check_option(library, LIBRARIES, "the library before the slash")
     check_count(channels, "channels")
     if library == "timm":
-        timm = _imported("timm")
+        timm = imported("timm", *EXTRA)
         _check_name(model, timm.list_models(), library)
         network = timm.create_model(model, pretrained=pretrained, in_chans=channels, num_classes=0)
         # Where they differ, the pooled features pass one more layer before the classifier.
         return Backbone(network, int(getattr(network, "head_hidden_size", None) or network.num_features))
-    models = _imported("torchvision.models")
+    models = imported("torchvision.models", *EXTRA)
     _check_name(model, models.list_models(module=models), library)
     if channels not in (1, 3):
         raise ValueError(f"expected 1 or 3 channels for torchvision's networks, got {channels}; timm's take any number")
@@ -78,20 +77,6 @@ def to_torchvision(encoder: nn.Module) -> dict[str, Tensor]:
             part, _, rest = name.partition(".")
             found[f"layer{stage}.{place}.{PARTS[part]}.{rest}"] = x
     return found
-
-
-def _imported(module: str) -> Any:
-    package = module.partition(".")[0]
-    try:
-        return importlib.import_module(module)
-    except (ImportError, RuntimeError) as error:  # the latter: a torchvision built for another torch
-        missing = isinstance(error, ModuleNotFoundError) and error.name == package
-        found = "none here" if missing else f"one that does not import ({error})"
-        raise ModuleNotFoundError(
-            f"expected the package {package}, got {found}; pip install 'setwise[backbones]', "
-            + see("how-to/other-libraries#timm-and-torchvision"),
-            name=package,
-        ) from error
 
 
 def _check_name(name: str, known: list[str], library: str) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from setwise.checks import check_number
+from setwise.checks import check_loss, check_number
 from setwise.losses.modules import NTXent, SetContrastive
 from setwise.losses.parallel import distributed
 
@@ -31,6 +31,7 @@ class Criterion(nn.Module):
 
     def __init__(self, loss: nn.Module, gather_distributed: bool = False) -> None:
         super().__init__()
+        check_loss(loss, "loss")
         if gather_distributed and not dist.is_available():
             raise ValueError("expected a torch with torch.distributed for gather_distributed=True, got one without")
         self.loss, self.gather_distributed = loss, gather_distributed

@@ -6,15 +6,17 @@ import sys
 from typing import Any, Literal
 
 import torch
-from pytorch_metric_learning.losses import (  # type: ignore[import-untyped]
-    BaseMetricLossFunction,
-    SelfSupervisedLoss,
-)
-from pytorch_metric_learning.regularizers import BaseRegularizer  # type: ignore[import-untyped]
 from torch import Tensor, nn
 
-from setwise.checks import check_floating, check_option, see
+from setwise.checks import check_floating, check_loss, check_option, imported, see
 from setwise.losses.modules import QARe
+
+PAGE = see("how-to/other-libraries#pytorch-metric-learning")
+losses = imported("pytorch_metric_learning.losses", "metric-learning", PAGE)
+regularizers = imported("pytorch_metric_learning.regularizers", "metric-learning", PAGE)
+BaseMetricLossFunction: Any = losses.BaseMetricLossFunction
+SelfSupervisedLoss: Any = losses.SelfSupervisedLoss
+BaseRegularizer: Any = regularizers.BaseRegularizer
 
 Layout = Literal["halves", "interleaved"]
 LAYOUTS = ("halves", "interleaved")
@@ -38,6 +40,8 @@ class QAReRegularizer(BaseRegularizer):  # type: ignore[misc]
 
     def __init__(self, term: nn.Module | None = None, *, layout: Layout = "halves", reducer: Any = None) -> None:
         check_option(layout, LAYOUTS, "layout")
+        if term is not None:
+            check_loss(term, "term")
         super().__init__(reducer=reducer)
         self.term = QARe() if term is None else term
         self.layout: Layout = layout
@@ -89,6 +93,7 @@ class SetLoss(BaseMetricLossFunction):  # type: ignore[misc]
         embedding_regularizer: nn.Module | None = None,
         embedding_reg_weight: float = 1.0,
     ) -> None:
+        check_loss(loss, "loss")
         super().__init__(
             reducer=reducer, embedding_regularizer=embedding_regularizer, embedding_reg_weight=embedding_reg_weight
         )
@@ -131,8 +136,7 @@ def _views(x: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
 
 ONE_VIEW = (
     "expected both views in one batch, got SelfSupervisedLoss(symmetric=False), which hands a regulariser the first "
-    "view alone; use symmetric=True, or add setwise.QARe()(z_a, z_b) to the loss yourself, "
-    + see("how-to/other-libraries#pytorch-metric-learning")
+    "view alone; use symmetric=True, or add setwise.QARe()(z_a, z_b) to the loss yourself, " + PAGE
 )
 
 
@@ -145,5 +149,5 @@ def _check_labels(labels: Tensor | None, layout: Layout) -> None:
         raise ValueError(
             f"expected a batch of two views laid out as {layout!r}, got {int((a != b).sum())} of {len(a)} pairs with "
             "different labels; choose the other layout if it is laid out so, concatenate a view given as ref_emb, or "
-            f"use SetLoss, which pairs items by label, {see('how-to/other-libraries#pytorch-metric-learning')}"
+            f"use SetLoss, which pairs items by label, {PAGE}"
         )

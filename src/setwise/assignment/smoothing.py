@@ -166,13 +166,13 @@ def _sparsemax(theta: Tensor) -> tuple[Tensor, Tensor]:
 @lru_cache(maxsize=32)
 def _subsets(n: int) -> tuple[tuple[Tensor, Tensor], ...]:
     """For k = 1..n: for each k-subset of n columns, its k members and the number of the rest without each."""
-    members = ((torch.arange(2**n)[:, None] >> torch.arange(n)) & 1).bool()
+    members = ((torch.arange(2**n, device="cpu")[:, None] >> torch.arange(n, device="cpu")) & 1).bool()
     size = members.sum(1)
-    number = torch.empty(2**n, dtype=torch.long)  # of a subset among those of its size
+    number = torch.empty(2**n, dtype=torch.long, device="cpu")  # of a subset among those of its size
     tables = []
     for k in range(n + 1):
         masks = (size == k).nonzero()[:, 0]
-        number[masks] = torch.arange(len(masks))
+        number[masks] = torch.arange(len(masks), device="cpu")
         if k:
             columns = members[masks].nonzero()[:, 1].reshape(-1, k)
             tables.append((columns, number[masks[:, None] ^ (1 << columns)]))

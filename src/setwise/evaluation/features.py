@@ -34,6 +34,7 @@ def extract(
     check_option(precision, PRECISIONS, "precision")
     if batch is not None:
         check_count(batch, "batch")
+    _check_images(image_set)
     if not len(image_set):
         raise ValueError(f"expected at least one image, got none in {image_set!r}")
     device = torch.empty(0, device=device).device  # "cuda" becomes "cuda:0", as tensors call it
@@ -98,6 +99,15 @@ def _same_bits(a: Tensor, b: Tensor) -> bool:
     if (a.shape, a.dtype, a.device) != (b.shape, b.dtype, b.device):
         return False
     return torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
+
+
+def _check_images(images: object) -> None:
+    if not isinstance(images, ImageSet):
+        got = f"a tensor of shape {tuple(images.shape)}" if isinstance(images, Tensor) else type(images).__name__
+        raise ValueError(
+            f"expected images as an ImageSet, which has the mean and std to normalise them by, got {got}; "
+            "setwise.data.load gives one, setwise.data.ImageSet(...) makes one of your tensors"
+        )
 
 
 def _check_encoder(encoder: nn.Module, device: torch.device, dtype: torch.dtype) -> None:

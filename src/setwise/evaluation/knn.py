@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,7 +25,7 @@ def knn_accuracy(
     test_y: Tensor,
     *,
     classes: int,
-    k: Sequence[int] = (20, 200),
+    k: int | Sequence[int] = (20, 200),
     temperature: float = 0.1,
     chunk: int = 1024,
 ) -> dict[int, float]:
@@ -43,6 +44,7 @@ def knn_accuracy(
     check_splits(train_x, train_y, test_x, test_y, classes)
     check_number(temperature, "temperature", above=0)
     check_count(chunk, "chunk")
+    k = (k,) if isinstance(k, (int, np.integer)) else k
     if not k:
         raise ValueError("expected at least one k, got none")
     for count in k:

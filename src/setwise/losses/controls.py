@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from setwise.checks import check_embeddings, check_number
+from setwise.checks import check_embeddings, check_number, check_overflow, plain
 from setwise.similarity import Similarity, check_similarity, pairwise
 
 
@@ -24,7 +24,7 @@ def frobenius_product(z_a: Tensor, z_b: Tensor, *, similarity: Similarity = "cos
     with torch.autocast(z_a.device.type, enabled=False):
         s_a, s_b = (pairwise(z, z, similarity=similarity) for z in (z_a, z_b))
         product: Tensor = (shift + s_a).norm() * (shift + s_b).norm()
-        return product / len(z_a) ** 2
+        return check_overflow(product / len(z_a) ** 2, "a loss")
 
 
 def structural_difference(z_a: Tensor, z_b: Tensor, *, similarity: Similarity = "cosine") -> Tensor:
@@ -37,7 +37,7 @@ def structural_difference(z_a: Tensor, z_b: Tensor, *, similarity: Similarity = 
     check_embeddings(z_a, z_b)
     with torch.autocast(z_a.device.type, enabled=False):
         s_a, s_b = (pairwise(z, z, similarity=similarity) for z in (z_a, z_b))
-        return 0.5 * (s_a - s_b).square().mean()
+        return check_overflow(0.5 * (s_a - s_b).square().mean(), "a loss")
 
 
 class FrobeniusProduct(nn.Module):
@@ -47,11 +47,15 @@ class FrobeniusProduct(nn.Module):
         super().__init__()
         check_similarity(similarity)
         check_number(shift, "shift")
-        self.similarity, self.shift = similarity, shift
+        self.similarity, self.shift = similarity, plain(shift)
 
     def forward(self, z_a: Tensor, z_b: Tensor) -> Tensor:
         """The term of two views [N, E] of the same items."""
         return frobenius_product(z_a, z_b, similarity=self.similarity, shift=self.shift)
+
+    def extra_repr(self) -> str:
+        """The options, as they would be written."""
+        return f"similarity={self.similarity!r}, shift={self.shift!r}"
 
 
 class StructuralDifference(nn.Module):
@@ -65,3 +69,7 @@ class StructuralDifference(nn.Module):
     def forward(self, z_a: Tensor, z_b: Tensor) -> Tensor:
         """The term of two views [N, E] of the same items."""
         return structural_difference(z_a, z_b, similarity=self.similarity)
+
+    def extra_repr(self) -> str:
+        """The option, as it would be written."""
+        return f"similarity={self.similarity!r}"

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from setwise.assignment.smoothing import Mining, Smoothing
-from setwise.checks import check_count, check_embeddings, check_matrix, check_number, check_option
+from setwise.checks import check_count, check_embeddings, check_matrix, check_number, check_option, check_overflow
 from setwise.losses.parallel import Peers
 from setwise.losses.set_level import qare, quadratic_assignment_loss
 from setwise.losses.structured import all_losses, cross_losses, sides, structured_loss
@@ -282,9 +282,10 @@ def triplet_margin(
     """
     check_embeddings(z_a, z_b, extra_negatives)
     check_row_options(similarity, margin=margin)
-    return cross_losses(
+    losses = cross_losses(
         z_a, z_b, extra_negatives, symmetric=symmetric, similarity=similarity, smoothing="none", margin=margin
-    ).mean()
+    )
+    return _finish(losses.mean(), None)
 
 
 def nt_logistic(
@@ -324,7 +325,7 @@ def nt_logistic(
                 "hardest": lambda rows: rows.amax(1),
             }[negatives]
             losses[-1] = losses[-1] + reduce(softplus(others))
-    return torch.cat(losses).mean()
+    return _finish(torch.cat(losses).mean(), None)
 
 
 def check_row_options(
@@ -350,11 +351,11 @@ def check_row_options(
 
 
 def _reduce(loss: Tensor, rows: int, reduction: Reduction, temperature: float) -> Tensor:
-    return loss.sum() / rows if reduction == "mean" else loss.sum() * temperature
+    return _finish(loss.sum() / rows if reduction == "mean" else loss.sum() * temperature, None)
 
 
 def _finish(loss: Tensor, peers: Peers | None) -> Tensor:
-    return loss if peers is None else peers.finish(loss)
+    return check_overflow(loss if peers is None else peers.finish(loss), "a loss")
 
 
 def _check_peers(peers: Peers | None, z: Tensor, extra: Tensor | None) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from setwise.assignment.smoothing import Mining, Smoothing
 from setwise.assignment.spectrum import Bound
-from setwise.checks import check_number, check_option, is_number, plain, see
+from setwise.checks import check_loss, check_not_tensor, check_number, check_option, is_number, plain, see
 from setwise.losses import functional
 from setwise.losses.set_level import Spectrum, check_qare_options, qare
 from setwise.similarity import SIMILARITIES, Similarity
@@ -290,13 +290,9 @@ class SetContrastive(nn.Module):
         check_number(alpha, "alpha", least=0)
         check_number(beta, "beta", least=0)
         check_option(on, ("embeddings", "features"), "on")
-        for part, name in ((pairwise, "pairwise"), (regularizer, "regularizer")):
-            if isinstance(part, type):
-                raise ValueError(
-                    f"expected {name} to be a loss, got the class {part.__name__}; {part.__name__}() is one"
-                )
-            if part is not None and not callable(part):
-                raise ValueError(f"expected {name} to be a loss(z_a, z_b), got {part!r}")
+        check_loss(pairwise, "pairwise")
+        if regularizer is not None:
+            check_loss(regularizer, "regularizer")
         self.pairwise = pairwise
         if regularizer is None:
             measure: Any = getattr(pairwise, "similarity", None)  # of a loss that is not ours it may be anything
@@ -308,6 +304,7 @@ class SetContrastive(nn.Module):
     @classmethod
     def convex(cls, pairwise: nn.Module, beta: float, regularizer: nn.Module | None = None) -> SetContrastive:
         """(1 - beta) · pairwise + beta · regulariser, as in the paper's instance matching."""
+        check_not_tensor(beta, "beta")
         if not is_number(beta) or not 0 <= beta <= 1:
             raise ValueError(
                 f"expected beta between 0 and 1 for a convex combination, got {beta!r}; "
@@ -320,11 +317,7 @@ class SetContrastive(nn.Module):
 
         On a GPU the two parts run side by side: QARe's eigenvalues keep two of its many cores busy.
         """
-        if (features is None) == (self.on == "features"):
-            got = "none" if features is None else "some"
-            raise ValueError(
-                f'expected features (h_a, h_b) for on="features" and only there, got {got}, on={self.on!r}'
-            )
+        self._check_features(features)
         sets = (z_a, z_b) if features is None else features
         if isinstance(z_a, Tensor) and z_a.is_cuda and not torch.compiler.is_compiling():
             here, side = torch.cuda.current_stream(z_a.device), _side_stream(z_a.device)
@@ -341,10 +334,32 @@ class SetContrastive(nn.Module):
         loss = self.alpha * pairwise + self.beta * regularizer
         return {"loss": loss, "pairwise": pairwise, "regularizer": regularizer}
 
+    def _check_features(self, features: object) -> None:
+        if isinstance(features, Tensor) and self.on == "embeddings":
+            raise ValueError(
+                f"expected two views alone, got a third tensor of shape {tuple(features.shape)}; extra negatives go to "
+                "the pairwise loss, as in pairwise(z_a, z_b, bank) + beta * setwise.QARe()(z_a, z_b), "
+                + see("how-to/large-batches#bank")
+            )
+        if (features is None) == (self.on == "features"):
+            got = "none" if features is None else "some"
+            raise ValueError(
+                f'expected features (h_a, h_b) for on="features" and only there, got {got}, on={self.on!r}'
+            )
+        pair = features if isinstance(features, (tuple, list)) else ()
+        if features is not None and [isinstance(x, Tensor) for x in pair] != [True, True]:
+            raise ValueError(
+                f"expected features to be a pair of tensors (h_a, h_b), got {type(features).__name__}; "
+                "give those of both views"
+            )
+
     def forward(self, z_a: Tensor, z_b: Tensor, features: tuple[Tensor, Tensor] | None = None) -> Tensor:
         """The weighted sum for two views [N, E] of the same items, and their features [N, F] if it is on those."""
         return self.terms(z_a, z_b, features)["loss"]
 
     def extra_repr(self) -> str:
-        """The two weights."""
-        return f"alpha={self.alpha!r}, beta={self.beta!r}" + (f", on={self.on!r}" if self.on == "features" else "")
+        """The two weights, and the parts that are functions, which no module shows as its."""
+        parts = (("pairwise", self.pairwise), ("regularizer", self.regularizer))
+        functions = [f"{name}={getattr(x, '__name__', x)}" for name, x in parts if not isinstance(x, nn.Module)]
+        weights = [f"alpha={self.alpha!r}", f"beta={self.beta!r}"]
+        return ", ".join(functions + weights + ([f"on={self.on!r}"] if self.on == "features" else []))

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from setwise.checks import check_option, one_derivative, see
+from setwise.checks import check_loss, check_option, one_derivative, see
 
 
 class _Gather(torch.autograd.Function):
@@ -90,8 +90,8 @@ class Peers:
         return dist.get_rank(self.group)
 
     def check_equal_parts(self, z: Tensor) -> None:
-        """Raise unless every process holds as many rows; on the CPU only, since it waits for the answer."""
-        if z.device.type != "cpu":
+        """Raise unless every process holds as many rows; not compiled, and on the CPU only: it waits for the answer."""
+        if z.device.type != "cpu" or torch.compiler.is_compiling():
             return
         rows = torch.tensor([len(z)])
         parts = [torch.empty_like(rows) for _ in range(self.size)]
@@ -134,6 +134,7 @@ def distributed(
         tensor(0.3408)
         >>> dist.destroy_process_group()
     """
+    check_loss(loss, "loss")
     loss = copy.deepcopy(loss)
     peers = Peers(group, gradient)
     for part in _parts(loss):
