@@ -160,8 +160,18 @@ def test_a_terminal_without_a_letter_gets_another_one(words):
     assert run.returncode == (words != ["--help"])
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full here")
+@pytest.mark.parametrize("words", [["recipes"], ["data", "list"]])
+def test_output_that_cannot_be_written_is_a_line_and_no_traceback(words):
+    command = [sys.executable, "-m", "setwise.cli", *words]
+    with open("/dev/full", "w") as full:
+        run = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert run.returncode == 1
+    assert re.fullmatch("setwise: expected .*\n", run.stderr)
+
+
 def test_a_run_goes_on_when_nobody_reads_its_output_any_more(tmp_path):
-    command = [sys.executable, "-m", "setwise.cli", "match", "--epochs", "1", "--out", str(tmp_path)]
+    command = [sys.executable, "-m", "setwise.cli", "match", "--epochs", "2", "--out", str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         process.stdout.close()
     assert process.returncode == 0

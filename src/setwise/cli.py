@@ -101,7 +101,7 @@ def data_list(root: Root = None) -> None:
     """Which data sets there are, and which of them are here."""
     from setwise.data.manage import show_list
 
-    show_list(root)
+    _told(lambda: show_list(root))
 
 
 @data.command(name="fetch")
@@ -156,7 +156,7 @@ def list_recipes(
     found = [name for name in RECIPES if like.lower() in name]
     if not found:
         sys.exit(f"setwise: expected a part of a recipe's name, got {like!r}; `setwise recipes` lists all")
-    print("\n".join(found))
+    _told(lambda: print("\n".join(found)))
 
 
 @app.command(name="pretrain")
@@ -350,12 +350,19 @@ def main(args: list[str] | None = None) -> None:
             _train(args[0], args[1:])
         else:
             app.cli(prog="setwise", description=START, args=_spread(args))
-        sys.stdout.flush()
     except KeyboardInterrupt:
         print("setwise: stopped; the same command, with --resume where it has one, goes on", file=sys.stderr)
         sys.exit(130)
-    except BrokenPipeError:  # `setwise ... | head`: nobody reads the rest, nor what is flushed at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:
+        pass
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except OSError as error:  # `setwise ... | head`: nobody reads the rest, nor what is flushed at exit
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+                if not isinstance(error, BrokenPipeError):
+                    sys.exit(f"setwise: expected to write to {stream.name}, got: {error.strerror}")
 
 
 def _spread(args: list[str]) -> list[str]:
