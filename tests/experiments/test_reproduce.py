@@ -279,17 +279,22 @@ def test_a_signal_stops_all_after_a_checkpoint_and_the_same_command_goes_on(tmp_
     assert reproduce(jobs, **places, device=CPU, at_once=2) == 0
 
 
+def start_and_send(number: signal.Signals, patch: pytest.MonkeyPatch) -> None:
+    """Every worker is sent this signal as soon as it is there."""
+    start = SpawnProcess.start
+
+    def start_it(worker: SpawnProcess) -> None:
+        start(worker)
+        os.kill(worker.pid, number)
+
+    patch.setattr(SpawnProcess, "start", start_it)
+
+
 def test_a_worker_that_is_killed_is_told(tmp_path, capfd, monkeypatch):
     jobs = quick(expand("table1", data="digits", seeds=(1,), only=("paper/digits-matching-triplet",)))
     places = {"results": tmp_path / "r", "scratch": tmp_path / "s"}
-    start = SpawnProcess.start
-
-    def start_and_kill(worker: SpawnProcess) -> None:
-        start(worker)
-        os.kill(worker.pid, signal.SIGKILL)
-
     with monkeypatch.context() as patch:
-        patch.setattr(SpawnProcess, "start", start_and_kill)
+        start_and_send(signal.SIGKILL, patch)
         assert reproduce(jobs, **places, device=CPU, at_once=2) == 2
     told = capfd.readouterr().err
     assert told.count("a worker was killed by SIGKILL, out of memory?") == 2
@@ -299,14 +304,8 @@ def test_a_worker_that_is_killed_is_told(tmp_path, capfd, monkeypatch):
 @pytest.mark.skipif(os.name != "posix", reason="others cannot hold signals back")
 def test_a_signal_to_workers_that_are_still_beginning_leaves_no_traceback(tmp_path, capfd, monkeypatch):
     jobs = quick(expand("table1", data="digits", seeds=(1,), only=("paper/digits-matching-triplet",)))
-    start = SpawnProcess.start
-
-    def start_and_interrupt(worker: SpawnProcess) -> None:
-        start(worker)
-        os.kill(worker.pid, signal.SIGINT)
-
     with monkeypatch.context() as patch:
-        patch.setattr(SpawnProcess, "start", start_and_interrupt)
+        start_and_send(signal.SIGINT, patch)
         missing = reproduce(jobs, results=tmp_path / "r", scratch=tmp_path / "s", device=CPU, at_once=2)
     assert missing == len(jobs), "both obeyed"
     assert capfd.readouterr().err == ""

@@ -1,0 +1,140 @@
+"""README's answer to "Does it help?" says what the records say."""
+
+import re
+from pathlib import Path
+
+from setwise.experiments.ablation import is_ablation, ranked
+from setwise.experiments.claims import CONTROLLED, _paper_gain, settings
+from setwise.experiments.collected import collect, groups
+from setwise.experiments.spectra import by_seed, last_look, mean_look, ranks
+from setwise.experiments.statistics import holm, paired_difference
+from setwise.experiments.tables import paper_number, shown
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_the_readmes_answer_is_made_of_the_records():
+    said = (ROOT / "README.md").read_text().replace("**", "")
+    found = {g.name: g for g in groups(collect(ROOT / "results")[0]) if g.kind == "matching"}
+    large, small = (found[f"matching-cifar10-{instances}"] for instances in (10000, 1467))
+    labels = (
+        "alone",
+        "+ QARe, the paper's term and weight",
+        "+ alignment gap, ours",
+        "+ structural difference, without eigenvalues",
+    )
+    for i, label in enumerate(labels):
+        cells = []
+        for group in (large, small):
+            row = [row for row in group.rows if row.base == "infonce"][i]
+            assert len(row.runs) == 10
+            cells.append(shown(group.difference(row, "held_out_accuracy") if i else row.mean("held_out_accuracy")))
+        assert f"| {label} | {cells[0]} | {cells[1]} |" in said
+    words = " ".join(said.split())
+    answered = settings(groups(collect(ROOT / "results")[0])).rows
+    (above,) = (
+        r[3] for r in answered if r[:2] == ["QARe beats the structural difference", "InfoNCE: CIFAR-10, 10,000"]
+    )
+    assert f"With 10,000 instances QARe is {shown(above)} above the structural difference" in words
+    weights = [[row.weight for row in group.rows if row.base == "infonce"][2:] for group in (large, small)]
+    assert weights == [[10.0, 3.0], [10.0, 1.0]]
+    assert "(gap 10, structural difference 3 and 1)" in words
+    probes = {g.name: g for g in groups(collect(ROOT / "results")[0]) if g.kind == "classification"}
+    for encoder, label in (("conv4", "Conv-4"), ("resnet32", "ResNet-32")):
+        written, released = (probes.get(f"classification-{form}-cifar10-{encoder}") for form in ("paper", "released"))
+        for base, of in (("simclr", "SimCLR"), ("sparseclr", "SparseCLR")):
+            row = next(row for row in released.rows if (row.base, row.term, row.said) == (base, "qare", ""))
+            others = [r for r in written.rows if (r.base, r.term) == (base, "qare")] if written else []
+            cells = [shown(written.difference(other, "probe_accuracy")) for other in others] or ["not run"]
+            more = "" if len(row.runs) == 3 else f", {len(row.runs)} seeds"
+            cells += [shown(released.difference(row, "probe_accuracy")) + more, _paper_gain(released, base)]
+            assert f"| to {of}, {label} | {' | '.join(cells)} |" in said
+        mean = shown(released.plain("simclr").mean("probe_accuracy"))
+        theirs = paper_number(released, released.plain("simclr")).mean
+        assert re.search(rf"{re.escape(mean)} with {label} \((13 seeds; )?there {theirs}\)", words)
+        values = (released.plain(base).values("probe_accuracy") for base in ("sparseclr", "simclr"))
+        assert f"{shown(paired_difference(*values))} with {label}" in words
+        clamp = next(r for r in released.rows if (r.base, r.term, r.weight) == ("sparseclr", "qare", 0.0))
+        assert f"{shown(released.difference(clamp, 'probe_accuracy'))} with {label}" in words
+        looks = {
+            (row.base, row.term): last_look(row)[1]
+            for row in released.rows
+            if row.base in ("simclr", "sparseclr") and not row.said and not row.loss
+        }
+        two = (mean_look(looks["simclr", term], "effective_rank").mean for term in ("", "qare"))
+        assert "from {:.1f} to {:.1f}".format(*two) + f" with {label}" in words
+        features = (by_seed(looks["simclr", term], "feature_rank") for term in ("qare", ""))
+        assert f"{shown(paired_difference(*features))} with {label}" in words
+        two = (mean_look(looks["sparseclr", term], "effective_rank").mean for term in ("", "qare"))
+        assert "{:.1f} and {:.1f}".format(*two) in words
+    written, released = (probes[f"classification-{form}-cifar10-conv4"] for form in ("paper", "released"))
+    sparse, dense = (written.plain(base).values("probe_accuracy") for base in ("sparseclr", "simclr"))
+    assert f"{shown(paired_difference(sparse, dense))} with Conv-4 as the paper is written" in words
+    qare = next(row for row in released.rows if (row.base, row.term, row.said) == ("simclr", "qare", ""))
+    later = {seed: value for seed, value in qare.values("probe_accuracy").items() if seed > 10}
+    assert len(later) == 10
+    alone = paired_difference(later, released.plain("simclr").values("probe_accuracy"))
+    assert f"those alone give {shown(alone)}." in words
+    assert len(probes["classification-released-cifar10-conv4"].plain("simclr").runs) == 13
+    (ablation,) = (g for g in groups(collect(ROOT / "results")[0]) if is_ablation(g))
+    tried = [(row, difference) for row, difference in ranked(ablation) if difference is not None]
+    assert len(tried) == 28
+    assert {difference.n for _, difference in tried} == {5}
+    gains = [difference.mean for row, difference in tried if row.weight == 1 and row.loss != "ablation/simclr-features"]
+    assert (round(min(gains), 1), round(max(gains), 1)) == (0.3, 0.9)
+    adjusted = holm([difference.p for _, difference in tried])
+    above = [p for (_, difference), p in zip(tried, adjusted, strict=True) if difference.side == "above"]
+    assert (len(above), sum(p < 0.05 for p in above)) == (3, 0)
+    at_rank = [(ranks(row)[0].mean, difference.mean) for row, difference in tried if row.weight is not None]
+    gains = [gain for rank, gain in at_rank if 17 <= rank <= 38]
+    assert (round(min(gains), 1), round(max(gains), 1)) == (0.3, 0.9)
+    assert round(max(gain for rank, gain in at_rank if rank >= 43), 1) == 0.5
+    (plain,) = (row for row, difference in ranked(ablation) if difference is None)
+    cold, loss = next((row, d) for row, d in tried if row.loss == "ablation/simclr-cold")
+    strong = next(d for row, d in tried if (row.loss, row.weight) == ("released/simclr-qare", 10.0))
+    assert f"QARe as released with weight 10 loses {-strong.mean:.2f}." in words
+    assert f"(without any {ranks(plain)[0].mean:.1f})" in words
+    assert f"temperature 0.05 ends at {ranks(cold)[0].mean:.1f} and loses {-loss.mean:.2f}" in words
+    best, gain = tried[0]
+    assert (best.loss, best.weight) == ("ablation/simclr-control", 10.0)
+    ours, control = (next(r for r, _ in tried if (r.loss, r.weight) == (loss, 1.0)) for loss in CONTROLLED)
+    behind = paired_difference(ours.values("probe_accuracy"), control.values("probe_accuracy"))
+    beaten = [row[2:4] for row in answered if row[0] == "QARe beats the Frobenius norms"]
+    assert [verdict for verdict, difference in beaten if difference.n == 5] == [
+        "cannot be told",
+        "no",
+        "cannot be told",
+    ]
+    adjusted = holm([difference.p for _, difference in beaten])
+    assert [p for p, (verdict, _) in zip(adjusted, beaten, strict=True) if verdict == "no"] > [0.05]
+    held, large_held = (
+        group.difference(
+            next(row for row in group.rows if (row.loss, row.weight) == (best.loss, best.weight)), "probe_accuracy"
+        )
+        for group in (probes[f"classification-released-cifar10-{encoder}"] for encoder in ("conv4", "resnet32"))
+    )
+    assert held.seeds == tuple(range(11, 21))
+    for sentence in (
+        f"which has none, QARe is {shown(behind)} with weight 1, which does not stay after Holm's correction",
+        f"with weight 10, {shown(gain)}, adds {shown(held)} on the test images with ten fresh seeds, and "
+        f"{shown(large_held)} with ResNet-32",
+    ):
+        assert sentence in words
+    for base, side in {"triplet": "above", "sparseclr": "above", "nt-logistic": "around"}.items():
+        row = next(row for row in large.rows if (row.base, row.term) == (base, "qare"))
+        assert large.difference(row, "held_out_accuracy").side == side
+    answers = [row for row in settings([*found.values(), *probes.values()]).rows if row[0] == "QARe helps"]
+    ps = {where: ours.p for _, where, _, ours, _ in answers if ours.p is not None}
+    stay = [where for where, p in zip(ps, holm(list(ps.values())), strict=True) if p < 0.05]
+    assert [where.partition(": CIFAR-10, ")[::2] for where in stay] == [
+        ("InfoNCE", "10,000"),
+        ("SparseCLR", "10,000"),
+        ("SimCLR", "Conv-4, released"),
+    ]
+    assert (len(ps), sum(verdict == "yes" for _, _, verdict, *_ in answers)) == (14, 5)
+    assert (
+        "In five of fourteen settings QARe's gain can be told from zero, and in three of these also after Holm's"
+        in words
+    )
+    reached = [row[2] for row in settings([*probes.values()]).rows if row[0] == "A point on both encoders"]
+    assert set(reached) == {"cannot be told", "no"}
