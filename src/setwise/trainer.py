@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -52,7 +53,7 @@ def trainer(command: str, name: str) -> Callable[..., None]:
         folder = out or Path("runs") / recipe / f"seed-{seed}"
         name = recipe if fields == default else f"{recipe} (changed)"
         if fields.data not in CATALOGUE and Path(fields.data).is_dir():  # it is to be found from other folders too
-            fields = replace(fields, data=str(Path(fields.data).resolve()))
+            fields = replace(fields, data=os.path.abspath(fields.data))
         processes, where = join(runs.choose_device(device))
         try:
             record = run_of(fields)(

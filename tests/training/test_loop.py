@@ -155,16 +155,6 @@ def test_a_lost_terminal_is_ignored_where_the_user_says_so():
         signal.signal(signal.SIGHUP, before)
 
 
-def test_the_same_folder_by_another_name_is_the_same_data(tmp_path, monkeypatch):
-    (tmp_path / "photos").mkdir()
-    monkeypatch.chdir(tmp_path)
-    assert loop.same_place("photos", "photos/")
-    assert loop.same_place("photos", str(tmp_path / "photos"))
-    assert loop.same_place("gone", "gone")
-    assert not loop.same_place("photos", "gone")
-    assert not loop.same_place("photos", str(tmp_path))
-
-
 def test_signals_are_given_back_and_not_taken_from_the_main_thread():
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = [signal.getsignal(number) for number in numbers]

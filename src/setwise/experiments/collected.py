@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from setwise.experiments import records
 from setwise.experiments.paper_numbers import word
 from setwise.experiments.recipes import MATCHING_LOSSES, RECIPES
 from setwise.experiments.statistics import MeanStd, PairedDifference, mean_std, number, paired_difference
-from setwise.recipe import Recipe
 
 TERMS = {"": "", "qare": "QARe", "gap": "alignment gap", "control": "structural difference"}
 CHOSEN = ("gap", "control")  # their weights are ours to choose; QARe's is the paper's
@@ -176,8 +175,7 @@ def _run(place: str, record: dict[str, Any]) -> Run:
     base, _, term = whole.rpartition("-")
     if term not in TERMS or not base:
         base, term = whole, ""
-    # A field that is younger than the record: its default is what was done before there was a choice.
-    recipe = dict[str, Any]({one.name: one.default for one in fields(Recipe)}) | recipe
+    recipe = records.whole_recipe(record)
     changed = {key: value for key, value in sorted(recipe.items()) if key not in usual or value != usual[key]}
     loss, weight, instances = str(changed.pop("loss", "")), recipe["beta"], recipe["instances"]
     if number(weight) is None and (weight is not None or usual["beta"] is not None):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +39,9 @@ class Job:
         if not path.exists():
             return
         found = records.read(path)
-        recipe, mine = found.get("recipe"), self.recipe.as_json() | {"data": records.plain_path(self.recipe.data)}
-        # A field that is younger than the record has its default.
-        whole = {one.name: one.default for one in fields(Recipe)} | (recipe if isinstance(recipe, dict) else {})
-        other = [key for key in mine if whole.get(key) != mine[key]]
+        theirs, mine = records.whole_recipe(found), self.recipe.as_json()
+        mine["data"] = records.plain_path(self.recipe.data)
+        other = [key for key in mine if theirs[key] != mine[key]]
         other += [key for key, value in (("name", self.name), ("seed", self.seed)) if found.get(key) != value]
         if other:
             names = ", ".join(other)

@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 import scipy
 import torch
 
+from setwise.recipe import Recipe
 from setwise.training.checkpoint import Checkpoint, write_text
 from setwise.training.engine import Engine
 from setwise.version import __version__
@@ -86,6 +88,12 @@ def read(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise ValueError(f"expected a record that setwise wrote at {path}, got another file")
     return found
+
+
+def whole_recipe(record: dict[str, Any]) -> dict[str, Any]:
+    """A record's recipe; a field that is younger than the record has its default, what was done before the choice."""
+    found = record.get("recipe")
+    return {one.name: one.default for one in fields(Recipe)} | (found if isinstance(found, dict) else {})
 
 
 def _commit() -> str | None:

@@ -33,7 +33,7 @@ from setwise.kernels.conv_plan import processes_share, share_device
 from setwise.recipe import CONTRASTIVE, Recipe
 from setwise.training.checkpoint import write_text
 from setwise.training.errors import Interrupted, TrainingError, out_of_memory
-from setwise.training.loop import How
+from setwise.training.loop import How, stopping_signals
 
 # Training images of the data sets that recipes name, and how many times the pixels of CIFAR's they have.
 IMAGES = {"digits": (1297, 1), "cifar10": (50_000, 1), "cifar100": (50_000, 1), "tiny-imagenet": (100_000, 4)}
@@ -212,10 +212,10 @@ def reproduce(
 
 
 def _hold_signals(hold: bool) -> None:
-    """Keep SIGINT and SIGTERM waiting, or let them come; not on Windows, which cannot."""
+    """Keep signals that stop a run waiting, or let them come; not on Windows, which cannot."""
     if hasattr(signal, "pthread_sigmask"):
         how = signal.SIG_BLOCK if hold else signal.SIG_UNBLOCK
-        signal.pthread_sigmask(how, (signal.SIGINT, signal.SIGTERM))
+        signal.pthread_sigmask(how, stopping_signals())
 
 
 def _side_by_side(at_once: int, arguments: tuple[Any, ...]) -> None:
@@ -231,7 +231,7 @@ def _side_by_side(at_once: int, arguments: tuple[Any, ...]) -> None:
                 os.kill(worker.pid, number)
 
     here = threading.current_thread() is threading.main_thread()  # others cannot have signals
-    old = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)} if here else {}
+    old = {number: signal.signal(number, stop) for number in stopping_signals()} if here else {}
     try:
         try:
             _hold_signals(True)  # new processes begin so, and a Ctrl-C does not end in a traceback of their imports

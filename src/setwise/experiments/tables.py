@@ -57,10 +57,10 @@ class Table:
     def _shown(self, row: Sequence[Cell]) -> list[str]:
         """Cells for people; a mean of ours over fewer than the row's n says so."""
         n = row[self.columns.index("n")] if "n" in self.columns else None
-        cells = []
-        for column, cell in zip(self.columns, row, strict=True):
-            other = isinstance(cell, MeanStd) and not column.startswith("paper") and n not in (None, cell.n)
-            cells.append(shown(cell) + (f" (n = {cell.n})" if isinstance(cell, MeanStd) and other else ""))
+        cells = [shown(cell) for cell in row]
+        for i, (column, cell) in enumerate(zip(self.columns, row, strict=True)):
+            if isinstance(cell, MeanStd) and not column.startswith("paper") and n not in (None, cell.n):
+                cells[i] += f" (n = {cell.n})"
         return cells
 
 

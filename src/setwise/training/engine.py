@@ -156,9 +156,10 @@ class Engine:
         """An error if a weight is not finite: a loss is taken before its step, and says nothing of the last one's."""
         weights = {name: x for name, x in self.method.state_dict().items() if x.is_floating_point()}
         finite = torch.stack([x.isfinite().all() for x in weights.values()]).tolist() if weights else []
-        for name in (name for name, good in zip(weights, finite, strict=True) if not good):
+        lost = [name for name, good in zip(weights, finite, strict=True) if not good]
+        if lost:
             raise TrainingError(
-                f"expected finite weights, got others in {name} after step {self.step_in_epoch} of {self.steps} of "
+                f"expected finite weights, got others in {lost[0]} after step {self.step_in_epoch} of {self.steps} of "
                 f"epoch {self.epoch + 1}; a lower lr (now {self.recipe.lr:g}) may help, "
                 + see("how-to/errors#not-finite")
             )

@@ -37,11 +37,13 @@ ONE_SIGNAL_SECONDS = 1.0
 FILE = "checkpoint.safetensors"
 
 
-def _stopping() -> list[int]:
+def stopping_signals() -> list[int]:
     """Signals that stop a run; not a lost terminal's where it is to be ignored (nohup), or where there is none."""
-    found = [signal.SIGINT, signal.SIGTERM]
+    found: list[int] = [signal.SIGINT, signal.SIGTERM]
     hangup = getattr(signal, "SIGHUP", None)
-    return [*found, hangup] if hangup is not None and signal.getsignal(hangup) is not signal.SIG_IGN else [*found]
+    if hangup is not None and signal.getsignal(hangup) is not signal.SIG_IGN:
+        found.append(hangup)
+    return found
 
 
 class _Signals:
@@ -54,7 +56,7 @@ class _Signals:
 
     def __enter__(self) -> _Signals:
         if threading.current_thread() is threading.main_thread():  # elsewhere their owner has them
-            self._old = {number: signal.signal(number, self._note) for number in _stopping()}
+            self._old = {number: signal.signal(number, self._note) for number in stopping_signals()}
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -273,11 +275,6 @@ def check_same_data(theirs: dict[str, Any], mine: dict[str, Any], whose: str, ad
         )
 
 
-def same_place(one: str, other: str) -> bool:
-    """Whether two words for data that are not names are the same folder."""
-    return one == other or (Path(one).is_dir() and Path(other).is_dir() and Path(one).samefile(other))
-
-
 def _alike(theirs: object, mine: object) -> bool:
     """Whether both say the same of the data; means and deviations up to rounding, which the threads decide."""
     if isinstance(theirs, list) and isinstance(mine, list) and len(theirs) == len(mine):
@@ -298,8 +295,6 @@ def _found(path: Path, recipe: Recipe, seed: int, data: dict[str, Any], resume: 
         )
     found = checkpoints.load(path)
     mine, theirs = recipe.as_json() | {"seed": seed}, found.recipe.as_json() | {"seed": found.seed}
-    if same_place(mine["data"], theirs["data"]):
-        theirs["data"] = mine["data"]
     different = [f"{name} {theirs[name]!r}, not {mine[name]!r}" for name in mine if mine[name] != theirs[name]]
     if different:
         raise ValueError(
