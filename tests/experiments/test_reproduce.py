@@ -158,6 +158,7 @@ def test_what_could_keep_resnet32_below_the_paper():
         [key for key, value in job.recipe.as_json().items() if value != plain.as_json()[key]] for job in jobs[1:]
     ]
     assert [set(names) for names in different] == [
+        {"loss"},
         {"epochs"},
         *({"epochs", name} for name in ("loss", "initial", "drop_last", "views")),
         *({"epochs"}, {"epochs", "precision"}),
