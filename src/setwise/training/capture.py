@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -27,7 +29,7 @@ def captured(
             run()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool):
+    with no_collection(), torch.cuda.graph(graph, pool=pool):
         run()
 
     def replay(keep: object = run) -> None:
@@ -35,3 +37,16 @@ def captured(
         graph.replay()
 
     return replay
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Python's collector runs before, not within: a dead graph that it finds during a capture ends that one."""
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
