@@ -10,7 +10,7 @@ from scipy.stats import ttest_1samp
 
 from setwise.experiments.collected import collect, groups
 from setwise.experiments.page import Page
-from setwise.experiments.report import make_page
+from setwise.experiments.report import all_tables, make_page
 from setwise.experiments.statistics import MeanStd, PairedDifference
 from setwise.experiments.tables import (
     Table,
@@ -231,11 +231,13 @@ def test_other_weights_and_losses_are_rows_of_their_own(tmp_path, keep):
 
 
 def test_a_changed_recipe_is_compared_with_the_one_that_has_fewer_changes(tmp_path, keep):
-    name = "released/cifar10-resnet32-simclr"
+    name, mean_form = "released/cifar10-resnet32-simclr", "ablation/simclr-mean"
     values = {
         (): (0.75, 0.76, 0.77),
         (("initial", "xavier"),): (0.765, 0.776, 0.784),  # +1.5, +1.6, +1.4
         (("epochs", 50),): (0.70, 0.72, 0.71),
+        (("loss", mean_form),): (0.74, 0.75, 0.76),
+        (("epochs", 50), ("loss", mean_form)): (0.68, 0.70, 0.69),
         (("epochs", 50), ("precision", "float32")): (0.71, 0.72, 0.73),
         (("epochs", 50), ("validation", 5000)): (0.1, 0.1, 0.1),
     }
@@ -245,20 +247,28 @@ def test_a_changed_recipe_is_compared_with_the_one_that_has_fewer_changes(tmp_pa
     keep(name, 11, {"probe_accuracy": 0.1}, variant="more")
     found = groups(collect(tmp_path / "results")[0])
     table = changes_table(found)
-    assert [(row[1], row[2], row[5]) for row in table.rows] == [
-        ("with epochs 50", 3, "the recipe as it is"),
-        ("with epochs 50, precision float32", 3, "with epochs 50"),
-        ("with initial xavier", 3, "the recipe as it is"),
+    assert [row[1:4] for row in table.rows] == [
+        ["with mean instead of log-mean", "the recipe as it is", 3],
+        ["with epochs 50", "the recipe as it is", 3],
+        ["with mean instead of log-mean, epochs 50", "with epochs 50", 3],
+        ["with epochs 50, precision float32", "with epochs 50", 3],
+        ["with initial xavier", "the recipe as it is", 3],
     ]
-    assert {row[0] for row in table.rows} == {"SimCLR: CIFAR-10, ResNet-32, released*"}
-    assert [row[4].mean for row in table.rows] == pytest.approx([-5.0, 1.0, 1.5]), "seed 11 has no partner"
+    assert {row[0] for row in table.rows} == {"SimCLR: CIFAR-10, ResNet-32, released"}
+    gains = [row[5] for row in table.rows]
+    assert [gain.mean for gain in gains] == pytest.approx([-1.0, -5.0, -2.0, 1.0, 1.5]), "seed 11 has no partner"
     expected = ttest_1samp([1.5, 1.6, 1.4], 0).confidence_interval(0.95)
-    assert (table.rows[2][4].low, table.rows[2][4].high) == pytest.approx((expected.low, expected.high))
+    assert (gains[-1].low, gains[-1].high) == pytest.approx((expected.low, expected.high))
+    names = [table.name for table in all_tables(found)]
+    assert [name for name in names if name.startswith("classification")] == ["classification-released-cifar10-resnet32"]
     html = make_page(found, []).html()
     assert "Recipes with changes" in html
     table_of_it = html.partition("Recipes with changes")[2].partition("<table")[2]
     assert table_of_it.startswith(' class="wrap">'), "words take more lines"
-    assert changes_table([group for group in found if not group.changed]) is None
+    assert len(changes_table([group for group in found if not group.changed]).rows) == 1
+    alone = [group for group in found if group.changed == "epochs 50"]
+    assert "classification-released-cifar10-resnet32-epochs-50" in [table.name for table in all_tables(alone)]
+    assert changes_table(alone[:0]) is None
 
 
 def test_means_and_differences_may_share_a_column_of_a_csv_file():

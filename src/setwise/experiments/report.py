@@ -19,7 +19,7 @@ from setwise.experiments.page import Page
 from setwise.experiments.paper_numbers import word
 from setwise.experiments.spectra import looks_table, spectra_onto
 from setwise.experiments.statistics import number
-from setwise.experiments.tables import Table, changes_table, tables_of
+from setwise.experiments.tables import Table, changes_table, said_by_changes, tables_of
 from setwise.training.checkpoint import replacing
 
 LONGEST = 120  # of a file's name: file systems take 255 bytes
@@ -57,27 +57,29 @@ def report(results: Path, out: Path) -> list[Path]:
 
 def all_tables(found: Sequence[Group], timed: Sequence[Timing] = ()) -> list[Table]:
     """Every table of the page, in its order."""
+    more = _more_to_see(found)
     return [
         claims(found),
         differences(found),
         settings(found),
-        *tables_of(found),
+        *tables_of(more),
         *(sweep_table(sweep) for group in found for sweep in sweeps(group)),
         *map(ablation_table, filter(is_ablation, found)),
         *filter(None, [changes_table(found)]),
-        *filter(None, map(looks_table, found)),
+        *filter(None, map(looks_table, more)),
         *map(cost_table, timed),
     ]
 
 
 def make_page(found: Sequence[Group], aside: Sequence[str], timed: Sequence[Timing] = ()) -> Page:
     """The page of sorted runs; ``aside`` are the files that have no place in it."""
+    more = _more_to_see(found)
     page = Page("Does contrasting sets help?", lead=lead(found))
     claims(found).onto(page)
     for table in (differences(found), settings(found)):
         if table.rows:
             table.onto(page)
-    if tables := tables_of(found):
+    if tables := tables_of(more):
         page.heading("Tables")
         for table in tables:
             table.onto(page)
@@ -93,12 +95,12 @@ def make_page(found: Sequence[Group], aside: Sequence[str], timed: Sequence[Timi
             ablation_table(group).onto(page)
         if changes:
             changes.onto(page)
-    spectra_onto(page, found)
+    spectra_onto(page, more)
     costs_onto(page, timed)
     if found:
         page.heading("Learning curves")
         page.text("Means over the seeds, at epochs that every seed of a row has.")
-        for group in found:
+        for group in more:
             if not group.validation:
                 _curves(page, group)
     page.heading("Where the numbers come from")
@@ -110,6 +112,10 @@ def make_page(found: Sequence[Group], aside: Sequence[str], timed: Sequence[Timi
     if aside:
         page.details(f"Set aside: {_count(len(aside), 'file')} without a place in a table", "\n".join(aside))
     return page
+
+
+def _more_to_see(found: Sequence[Group]) -> list[Group]:
+    return [group for group in found if not said_by_changes(found, group)]
 
 
 def _curves(page: Page, group: Group) -> None:

@@ -147,37 +147,62 @@ def overview(found: Sequence[Group]) -> list[Table]:
 def tables_of(found: Sequence[Group]) -> list[Table]:
     """All tables, in the order of a report."""
     matching = [matching_table(group) for group in found if group.kind == "matching"]
-    tested = [group for group in found if group.kind == "classification" and not group.validation]
-    return matching + overview(found) + [classification_table(group) for group in tested]
+    return matching + overview(found) + [classification_table(group) for group in _tested(found)]
 
 
 def changes_table(found: Sequence[Group]) -> Table | None:
     """What changes of a recipe do, each against the same recipe with fewer of them or none; None without any."""
-    tested = [group for group in found if group.kind == "classification" and not group.validation]
     rows: list[list[Cell]] = []
-    for group in tested:
-        like = [o for o in tested if (o.form, o.data, o.encoder) == (group.form, group.data, group.encoder)]
-        fewer = [other for other in like if _changes(other) < _changes(group)]
+    for group in _tested(found):
         for row in group.rows:
-            for other in sorted(fewer, key=lambda other: -len(_changes(other))):
-                same = next((one for one in other.rows if one.label == row.label), Row(row.base, row.term))
-                difference = paired_difference(row.values("probe_accuracy"), same.values("probe_accuracy"))
-                if difference is not None:
-                    cells: list[Cell] = [f"{row.label}: {group.setting}", f"with {group.changed}", len(row.runs)]
-                    fewest = f"with {other.changed}" if other.changed else "the recipe as it is"
-                    rows.append([*cells, row.mean("probe_accuracy"), difference, fewest])
-                    break
-    columns = ("method", "recipe", "n", "probe accuracy", "difference", "compared to")
+            if (fewest := _fewer_changes(found, group, row)) is None:
+                continue
+            (before, same), form = fewest, [word(row.loss)] if row.loss else []
+            cells: list[Cell] = [
+                f"{Row(row.base, row.term).label}: {group.setting.removesuffix('*')}",
+                *map(_with, ([*form, *_changes(group)], before)),
+            ]
+            difference = paired_difference(row.values("probe_accuracy"), same.values("probe_accuracy"))
+            rows.append([*cells, len(row.runs), row.mean("probe_accuracy"), difference])
+    columns = ("method", "recipe", "compared to", "n", "probe accuracy", "difference")
     return Table("changes", columns, rows, "Recipes with changes", NOTE, wrap=True) if rows else None
 
 
-def _changes(group: Group) -> set[str]:
-    return set(filter(None, group.changed.split(", ")))
+def said_by_changes(found: Sequence[Group], group: Group) -> bool:
+    """Whether a changed recipe has no set-level term to judge and the table of changes has all of its rows."""
+    rows = [row for row in group.rows if row.runs]
+    return bool(group.changed) and all(not row.term and _fewer_changes(found, group, row) for row in rows)
+
+
+def _fewer_changes(found: Sequence[Group], group: Group, row: Row) -> tuple[list[str], Row] | None:
+    """With which of the changes, and in which row, the nearest runs to compare with were made; None without any."""
+    mine = row.values("probe_accuracy")
+    if row.loss and row.weight is None:  # the pairwise loss itself is another one
+        near = [(_changes(group), group.plain(row.base))]
+    else:
+        setting = (group.form, group.data, group.encoder)
+        like = [other for other in _tested(found) if (other.form, other.data, other.encoder) == setting]
+        fewer = [other for other in like if set(_changes(other)) < set(_changes(group))]
+        fewer.sort(key=lambda other: -len(_changes(other)))
+        near = [(_changes(other), one) for other in fewer for one in other.rows if one.label == row.label]
+    return next((pair for pair in near if mine.keys() & pair[1].values("probe_accuracy").keys()), None)
+
+
+def _tested(found: Sequence[Group]) -> list[Group]:
+    return [group for group in found if group.kind == "classification" and not group.validation]
+
+
+def _with(changes: Sequence[str]) -> str:
+    return f"with {', '.join(changes)}" if changes else "the recipe as it is"
+
+
+def _changes(group: Group) -> list[str]:
+    return list(filter(None, group.changed.split(", ")))
 
 
 def paper_number(group: Group, row: Row) -> MeanStd | None:
     """What the paper prints for this row; of matching, always on CUHK-03."""
-    if row.said:  # another weight than the paper's
+    if row.said or group.changed:  # another weight or recipe than the paper's
         return None
     if group.kind == "matching":
         return paper_numbers.MATCHING.get((row.base, row.term))
