@@ -33,7 +33,9 @@ def test_the_readmes_answer_is_made_of_the_records():
     words = " ".join(said.split())
     answered = settings(groups(collect(ROOT / "results")[0])).rows
     (above,) = (
-        r[3] for r in answered if r[:2] == ["QARe beats the structural difference", "InfoNCE: CIFAR-10, 10,000"]
+        r[3]
+        for r in answered
+        if r[:2] == ["QARe beats the structural difference", "InfoNCE: CIFAR-10, 10,000 instances"]
     )
     assert f"With 10,000 instances QARe is {shown(above)} above the structural difference" in words
     weights = [[row.weight for row in group.rows if row.base == "infonce"][2:] for group in (large, small)]

@@ -1,4 +1,4 @@
-"""Logarithmic axes and bands of charts: places and marks; test_page.py has what all charts share."""
+"""Logarithmic axes, bands and intervals of charts: places and marks; test_page.py has what all charts share."""
 
 import math
 import re
@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from setwise.experiments.chart import chart
+from setwise.experiments.chart import Interval, chart, intervals
 
 
 def drawn(series, **options):
@@ -93,3 +93,54 @@ def test_a_band_lies_around_its_line_and_within_the_axes():
     assert high_2[1] < low_2[1], "upwards is more"
     assert all(20 < y < 210 for _, y in corners)
     assert max(number for _, number in ticks(tree)[1]) >= 7, "the axis goes as far as the band, not to the lost one"
+
+
+ROWS = [
+    Interval("gains", "+1.00 (+0.50 to +1.50)", 1.0, (0.5, 1.5), 2.0),
+    Interval("loses", "-1.00 (-1.50 to -0.50)", -1.0, (-1.5, -0.5)),
+    Interval("<open>", "+0.50 (-0.50 to +1.50)", 0.5, (-0.5, 1.5)),
+    Interval("wide", "-8.00 (-20.00 to +4.00)", -8.0, (-20.0, 4.0)),
+    Interval("one seed", "+0.25 (one seed)", 0.25, None),
+    Interval("equal", "+0.75 (equal in all seeds)", 0.75, (-math.inf, math.inf)),
+]
+
+
+def percent(element, name):
+    return float(element.get(name).rstrip("%"))
+
+
+def test_intervals_are_drawn_where_the_marks_say():
+    tree = ElementTree.fromstring(intervals("title", ROWS, other="paper", note="note"))
+    marks = [(percent(text, "x"), float(text.text)) for text in tree.find("table/tfoot").iter("text")]
+    (x0, v0), (x1, v1) = marks[0], marks[-1]
+    rows = tree.findall("table/tbody/tr")
+    for row, line in zip(ROWS, rows, strict=True):
+        assert [line.find("th").text, line.findall("td")[1].text] == [row.name, row.words]
+        drawn = {tuple(e.get("class").split()): e for e in line.iter() if e.tag in ("line", "circle")}
+        for kind, element in drawn.items():
+            places = [percent(element, name) for name in ("cx", "x1", "x2") if name in element.attrib]
+            values = [v0 + (x - x0) / (x1 - x0) * (v1 - v0) for x in places]
+            if element.tag == "circle":
+                assert values == pytest.approx([row.other if kind == ("hollow",) else row.mean], abs=0.01)
+            elif "line" in kind and row.name in ("gains", "loses", "<open>"):
+                assert values == pytest.approx(row.bounds, abs=0.01)
+            elif kind == ("zero",):
+                assert values == pytest.approx([0, 0], abs=0.01)
+        assert ("zero",) in drawn
+    colours = [next(e.get("class")[-2:] for e in line.iter("line") if "line" in e.get("class")) for line in rows]
+    assert colours == ["c0", "c1", *["c6"] * 4], "in colour only where zero is excluded"
+    arrows = ["".join(text.text for text in line.iter("text")) for line in rows]
+    assert arrows == ["", "", "", "\u25c2\u25b8", "", ""]
+    assert [len(line.findall(".//circle")) for line in rows] == [2, 1, 1, 0, 1, 1], "a mean beyond the axis has none"
+    assert [line.findall("td")[2].text for line in rows] == ["paper +2.00", *[None] * 5]
+    assert max(value for _, value in marks) < 4, "the wide one does not count"
+
+
+def test_intervals_of_nothing_and_of_one():
+    broken = Interval("a", "b", math.nan, (0.0, 1.0))
+    assert "No values." in intervals("title", [broken], other="paper")
+    alone = ElementTree.fromstring(intervals("title", [ROWS[3]], other="paper"))
+    line = next(line for line in alone.iter("line") if "line" in line.get("class"))
+    assert 0 < percent(line, "x1") < percent(line, "x2") < 100, "nothing is wide without others"
+    one = ElementTree.fromstring(intervals("title", [Interval("a", "+0.00 (one seed)", 0.0, None)], other="paper"))
+    assert percent(one.find(".//circle"), "cx") == pytest.approx(50)

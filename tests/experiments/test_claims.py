@@ -83,7 +83,7 @@ def test_qare_against_the_structural_difference_is_paired_by_seed(keep, found):
             keep(f"{form}/cifar10-matching-infonce{end}", seed, {"test_accuracy": accuracy}, **more)
     expected = ttest_rel(*(100 * np.array(values[end]) for end in ("-qare", "-control")))
     ((where, verdict, ours, _),) = told(settings(found()), "QARe beats the structural difference")
-    assert (where, verdict) == ("InfoNCE: CIFAR-10, 1,467", "cannot be told")
+    assert (where, verdict) == ("InfoNCE: CIFAR-10, 1,467 instances", "cannot be told")
     low, high = expected.confidence_interval(0.95)
     assert (ours.low, ours.high, ours.p) == pytest.approx((low, high, expected.pvalue))
     ((_, _, paper, *_),) = differences(found()).rows

@@ -12,7 +12,7 @@ from html import escape, unescape
 import pytest
 
 from setwise.experiments import page as module
-from setwise.experiments.chart import thinned
+from setwise.experiments.chart import Interval, thinned
 from setwise.experiments.page import Page
 
 HOSTILE = "<script>alert(1)</script>\"'&<b onclick=x>"
@@ -29,6 +29,8 @@ def full(words="words", png=PNG):
     page.table([words, "accuracy"], [(words, 86.91), ("b", None), ("c", words)], caption=words, note=words)
     page.heading(words)
     page.curves(words, {words: [(1, 5.0), (2, 4.0)], "other": [(1, 2.0), (2, 3.0)]}, x=words, y=words, note=words)
+    page.intervals(words, [Interval(words, words, 1.0, (0.5, 1.5), 2.0)], other=words, note=words)
+    page.heading(words)
     page.picture(png, alt=words, caption=words)
     page.details(words, f"{words}\n  two lines")
     return page
@@ -72,7 +74,8 @@ def test_is_well_formed_and_says_what_it_is(tree_of):
     assert tree.texts("title")[0] == "words"  # lines of the chart have titles too
     assert tree.all("meta", name="viewport")[0][1]["content"].startswith("width=device-width")
     ids = [a["id"] for _, a, _ in tree.elements if "id" in a]
-    assert ids == ["words", "words-2"]
+    assert ids == ["words", "words-2", "words-3"]
+    assert [a["href"] for _, a, _ in tree.all("a")] == [f"#{name}" for name in ids], "the sections, in their order"
     levels = [int(tag[1]) for tag, _, _ in tree.elements if re.fullmatch(r"h\d", tag)]
     assert levels[0] == 1
     assert levels.count(1) == 1
@@ -98,7 +101,8 @@ def test_loads_nothing_and_allows_nothing_from_outside(tree_of):
     for tag, attributes, _ in tree.elements:
         assert tag not in ("link", "iframe", "object", "embed", "base", "form", "use")
         assert not any(name.startswith("on") or name == "style" for name in attributes)
-        assert all(attributes[name].startswith("data:image/png;base64,") for name in loading & set(attributes))
+        start = "#" if tag == "a" else "data:image/png;base64,"
+        assert all(attributes[name].startswith(start) for name in loading & set(attributes))
 
 
 def test_every_text_is_escaped_and_comes_back(tree_of):
@@ -107,11 +111,12 @@ def test_every_text_is_escaped_and_comes_back(tree_of):
     assert not tree.all("b", onclick="x")
     assert tree.texts("title") == [HOSTILE, HOSTILE, "other"]  # of the page and of the chart's lines
     assert tree.texts("h1") == [HOSTILE]
-    assert tree.texts("h2") == [HOSTILE] * 2
+    assert tree.texts("h2") == tree.texts("a") == [HOSTILE] * 3
     assert tree.texts("p")[:3] == [HOSTILE, HOSTILE, "β ≥ 1 · 集合"]
     assert tree.texts("th", scope="col")[0] == tree.texts("th", scope="row")[0] == tree.texts("td")[2] == HOSTILE
-    assert tree.texts("strong") == [HOSTILE] * 3
-    assert tree.texts("p", **{"class": "soft"}) == [HOSTILE] * 2
+    assert tree.texts("strong") == [HOSTILE] * 4
+    assert tree.texts("p", **{"class": "soft"}) == [HOSTILE] * 3
+    assert tree.texts("td", **{"class": "n soft"}) == [f"{HOSTILE} +2.00"]
     assert tree.texts("text").count(HOSTILE) == 2
     assert any(HOSTILE in text for text in tree.texts("li"))
     assert HOSTILE in tree.all("svg", role="img")[0][1]["aria-label"]

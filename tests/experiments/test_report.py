@@ -36,19 +36,20 @@ def filled(tmp_path, keep):
 def test_the_answer_comes_first(tree_of, filled):
     texts = tree_of(make_page(groups(collect(filled)[0]), []).html())
     assert texts.texts("b")[0] + texts.texts("p")[0] == (
-        "Does QARe help? Yes in 1 of 5 settings: Triplet (CIFAR-10, 1,467) +3.10 (+2.85 to +3.35); cannot be told in "
-        "2 of 5 settings; no in 1 of 5 settings: NT-Logistic (CIFAR-10, 1,467) -3.10 (-3.35 to -2.85); one seed only "
-        "in 1 of 5 settings. (26 runs; "
+        "Does QARe help? Yes in 1 of 5 settings: Triplet (CIFAR-10, 1,467 instances) +3.10 (+2.85 to +3.35); cannot be "
+        "told in 2 of 5 settings; no in 1 of 5 settings: NT-Logistic (CIFAR-10, 1,467 instances) -3.10 (-3.35 to "
+        "-2.85); one seed only in 1 of 5 settings. (26 runs; "
         "an encoder's name means a linear probe, a number of instances that these were matched.)"
     )
-    assert texts.texts("strong")[:3] == [
+    assert texts.texts("strong")[:4] == [
         *(
+            "What QARe adds, in points of accuracy",
             "The paper's claims, and ours",
             "What set-level terms add, in points of accuracy",
             "The claims, setting by setting",
         ),
     ]
-    assert texts.texts("h2") == ["Tables", "Learning curves", "Where the numbers come from"]
+    assert texts.texts("h2") == ["Setting by setting", "Tables", "Learning curves", "Where the numbers come from"]
 
 
 def test_every_part_has_its_section(tree_of, looked, keep, tmp_path):
@@ -65,7 +66,7 @@ def test_every_part_has_its_section(tree_of, looked, keep, tmp_path):
     files = report(tmp_path / "results", tmp_path / "out")
     texts = tree_of(files[0].read_text())
     assert texts.texts("h2") == [
-        *("Tables", "Accuracy against QARe's weight (Figure 2)", "One thing changed at a time"),
+        *("Setting by setting", "Tables", "Accuracy against QARe's weight (Figure 2)", "One thing changed at a time"),
         *(
             "What set-level terms act on",
             "What QARe costs (Figure 3)",
@@ -100,9 +101,11 @@ def test_files_are_written_and_agree(filled, tmp_path, capsys):
     )
     with (out / "differences.csv").open(encoding="utf-8", newline="") as file:
         rows = {row["loss"]: row for row in csv.DictReader(file)}
-    assert float(rows["Triplet: CIFAR-10, 1,467"]["QARe"]) == pytest.approx(3.1)
-    assert rows["SparseCLR: CIFAR-10, 1,467"]["QARe low"] == ""
-    assert rows["Triplet: CIFAR-10, 1,467"]["paper's QARe"] == "", "CIFAR-10 is not the paper's data for matching"
+    assert float(rows["Triplet: CIFAR-10, 1,467 instances"]["QARe"]) == pytest.approx(3.1)
+    assert rows["SparseCLR: CIFAR-10, 1,467 instances"]["QARe low"] == ""
+    assert rows["Triplet: CIFAR-10, 1,467 instances"]["paper's QARe"] == "", (
+        "CIFAR-10 is not the paper's data for matching"
+    )
     assert rows["SimCLR: CIFAR-10, Conv-4, paper"]["paper's QARe"] == "+1.90"
     page = (out / "index.html").read_text()
     assert "+3.10 (+2.85 to +3.35)" in page
@@ -148,7 +151,7 @@ def test_our_terms_are_told_by_their_chosen_weights(keep, tmp_path):
             final = {"test_accuracy": test + seed / 1000, "val_accuracy": test}
             keep("setwise/cifar10-matching-infonce-gap", seed, final, variant=f"beta-{weight:g}", beta=weight)
     ((label, *cells),) = differences(groups(collect(tmp_path / "results")[0])).rows
-    assert label == "InfoNCE: CIFAR-10, 1,467"
+    assert label == "InfoNCE: CIFAR-10, 1,467 instances"
     *others, gap, control = (cell and (cell.mean, cell.side) for cell in cells)
     assert (others, gap, control) == ([None] * 2, (pytest.approx(10.2), "above"), None)
 
@@ -264,7 +267,7 @@ def on_a_telephone(browser, page, tmp_path):
 
 def test_on_a_telephone(browser, filled, tmp_path):
     said = on_a_telephone(browser, report(filled, tmp_path)[0], tmp_path)
-    assert said["tables"] == 5
+    assert said["tables"] == 6
     # A chart of each of four losses; SimCLR's pairwise loss, twice, and its set-level term.
     assert said["charts"] == 8 + 3
     assert said["cut"] == []
@@ -279,8 +282,8 @@ def test_spectra_sweeps_and_costs_on_a_telephone(browser, looked, keep, tmp_path
     for path in (Path(__file__).parents[2] / "results").glob("bench-qare-*.json"):
         shutil.copy(path, tmp_path / "results")
     said = on_a_telephone(browser, report(tmp_path / "results", tmp_path)[0], tmp_path)
-    # Claims, differences, settings, Table 2 and 3, the sweep, the structure, two machines.
-    assert said["tables"] == 8
+    # QARe's gains, claims, differences, settings, Table 2 and 3, the sweep, the structure, two machines.
+    assert said["tables"] == 9
     # Three pictures of two losses with and without QARe, the sweep and its level, time and memory on two machines,
     # and the loss of four methods.
     assert said["charts"] == 12 + 2 + 12 + 4

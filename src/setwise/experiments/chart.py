@@ -1,4 +1,4 @@
-"""Lines over two axes, linear or logarithmic, as SVG of our own: it follows the reader's light or dark theme."""
+"""Lines over two axes, and intervals about zero, as SVG of our own: it follows the reader's light or dark theme."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from itertools import pairwise
+from statistics import median
+from typing import NamedTuple
 
 Points = Sequence[tuple[float, float]]
 Bands = Mapping[str, Sequence[tuple[float, float, float]]]  # by a line's name: (x, low, high)
@@ -19,6 +21,7 @@ FLAT = 1e-9  # a range below this share of its values is rounding, drawn as cons
 COLOURS = 8  # colours and dashes repeat after 8 and 5 lines, together after 40
 DASHES = ("", "7 3", "2 3", "9 3 2 3", "14 4")
 MARKS = 7  # powers of ten at most, on a logarithmic axis
+WIDEST = 4.0  # times the median: wider intervals are cut, or the others could not be told apart
 
 
 def chart(
@@ -106,6 +109,70 @@ def chart(
         f'<div class="soft">{escape(x)} <output>{furthest}</output></div>'
         f'<ul class="legend">{"".join(legend)}</ul>{small(note)}</figure>'
     )
+
+
+class Interval(NamedTuple):
+    """A mean with its interval, if it has one, and a number of others to compare with, if there is one."""
+
+    name: str
+    words: str  # all of it
+    mean: float
+    bounds: tuple[float, float] | None
+    other: float | None = None
+
+
+def intervals(title: str, rows: Sequence[Interval], *, other: str, note: str = "") -> str:
+    """HTML of means and their intervals about zero, one below the other; ``other`` says whose the hollow marks are.
+
+    Very wide intervals do not count for the axis: what lies beyond has an arrow there. Bounds that are not finite are
+    left out.
+    """
+    rows = [row if _finite(row.bounds) else row._replace(bounds=None) for row in rows if abs(row.mean) < HUGE]
+    if not rows:
+        return f"<figure>{caption(title)}<p>No values.</p>{small(note)}</figure>"
+    widths = [row.bounds[1] - row.bounds[0] for row in rows if row.bounds]
+    most = WIDEST * median(widths) if widths else math.inf
+    narrow = [row for row in rows if row.bounds is None or row.bounds[1] - row.bounds[0] <= most]
+    edges = [0.0, *(row.other for row in rows if row.other is not None)]
+    edges += [value for row in narrow for value in (row.mean, *(row.bounds or ()))]
+    ticks, first, last = _axis(edges, margin=0.05)
+
+    def across(value: float) -> str:
+        return f"{100 * min(1.0, max(0.0, _share(value, first, last, False))):.2f}%"
+
+    grid = ""
+    for value in ticks.values():
+        kind, x = "zero" if value == 0 else "grid", across(value)
+        grid += f'<line class="{kind}" x1="{x}" x2="{x}" y1="0" y2="100%"/>'
+    lines = []
+    for row in rows:
+        low, high = row.bounds or (row.mean, row.mean)
+        sure = row.bounds and (low > 0 or high < 0)
+        colour = ("c0" if row.mean > 0 else "c1") if sure else "c6"
+        drawn = f'<line class="line {colour}" x1="{across(low)}" x2="{across(high)}" y1="50%" y2="50%"/>'
+        if first <= row.mean <= last:
+            drawn += f'<circle class="{colour}" cx="{across(row.mean)}" cy="50%" r="4.5"/>'
+        drawn += _arrow("0", "\u25c2") if low < first else ""
+        drawn += _arrow("100%", "\u25b8") if high > last else ""
+        beside = ""
+        if row.other is not None:
+            drawn += f'<circle class="hollow" cx="{across(row.other)}" cy="50%" r="5"/>'
+            beside = f"{other} {row.other:+.2f}"
+        lines.append(
+            f'<tr><th scope="row">{escape(row.name)}</th><td class="bar"><svg aria-hidden="true">{grid}{drawn}</svg>'
+            f'</td><td class="n">{escape(row.words)}</td><td class="n soft">{escape(beside)}</td></tr>'
+        )
+    marks = "".join(_text(across(value), "14", "middle", label) for label, value in ticks.items())
+    foot = f'<tr><td></td><td class="bar"><svg aria-hidden="true">{marks}</svg></td><td></td><td></td></tr>'
+    return (
+        f'<figure>{caption(title)}{small(note)}<table class="intervals"><tbody>\n'
+        + "\n".join(lines)
+        + f"\n</tbody><tfoot>{foot}</tfoot></table></figure>"
+    )
+
+
+def _arrow(x: str, sign: str) -> str:
+    return f'<text x="{x}" y="50%" dy=".36em" text-anchor="middle">{sign}</text>'
 
 
 def _finite(point: tuple[float, float] | None) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from setwise.experiments.ablation import bests_of, is_ablation
+from setwise.experiments.chart import Interval
 from setwise.experiments.collected import TERMS, Group, Row
 from setwise.experiments.figures import sweeps
 from setwise.experiments.paper_numbers import SAFE_WEIGHTS, word
@@ -124,6 +125,16 @@ def _qare_helps(found: Sequence[Group]) -> list[Found]:
         for group in found
         for row, difference in compared(group, "qare")
     ]
+
+
+def pictured(found: Sequence[Group]) -> list[Interval]:
+    """What QARe adds in each setting, for a picture; the paper's gain beside ours."""
+    rows = []
+    for where, paper, ours, _ in _qare_helps(found):
+        if isinstance(ours, PairedDifference):
+            bounds = None if ours.low is None or ours.high is None else (ours.low, ours.high)
+            rows.append(Interval(where, shown(ours), ours.mean, bounds, float(paper) if paper else None))
+    return rows
 
 
 def _sparse_helps(found: Sequence[Group]) -> list[Found]:

@@ -14,7 +14,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from setwise.experiments.chart import COLOURS, Points, chart, small
+from setwise.experiments.chart import COLOURS, Interval, Points, chart, intervals, small
 from setwise.experiments.chart import caption as caption_of
 from setwise.training.checkpoint import write_text
 
@@ -56,6 +56,14 @@ text{fill:var(--soft);font:12.5px system-ui,sans-serif}
 .cursor{stroke:var(--soft);fill:none}
 .band{opacity:.18}
 .line{fill:none;stroke-width:2;stroke-linejoin:round}
+.intervals{width:100%;max-width:64rem}
+.intervals th,.intervals td{border:0;padding:0 .65rem 0 0}
+.intervals .bar{width:60%;padding:0 1.2rem}
+.intervals .bar svg{display:block;width:100%;height:1.7rem;overflow:visible}
+.zero{stroke:var(--soft)}
+.hollow{fill:var(--page);stroke:var(--ink);stroke-width:1.5}
+nav{display:flex;flex-wrap:wrap;gap:.2rem 1.2rem;margin:1rem 0}
+a{color:var(--link)}
 .legend{list-style:none;display:flex;flex-wrap:wrap;gap:.1rem 1.1rem;margin:.2rem 0;padding:0;font-size:.9rem}
 .legend svg{width:30px;height:10px;margin-right:.4rem}
 .legend b,output{font-variant-numeric:tabular-nums;font-weight:600}
@@ -64,6 +72,8 @@ details{border:1px solid var(--line);border-radius:6px;padding:.5rem .8rem;margi
 summary{cursor:pointer}
 pre{overflow-x:auto;font-size:.85rem}
 @media (max-width:30rem){th,td{padding:.35rem .5rem}tbody th{white-space:normal;min-width:7rem}}
+@media (max-width:48rem){.intervals tr{display:grid;grid-template-columns:1fr auto;margin-bottom:.4rem}
+.intervals .bar{grid-area:2/1/3/3;width:auto}.intervals th{grid-column:1/3}}
 @media print{main{max-width:none;padding:0}.chart{width:48%}.scroll{overflow:visible;border:0}
 th button::after{content:none}figure,tr{break-inside:avoid}h2{break-after:avoid}pre{white-space:pre-wrap}}
 """ + "".join(f".c{i}{{stroke:var(--c{i})}}circle.c{i},.band.c{i}{{fill:var(--c{i})}}\n" for i in range(COLOURS))
@@ -122,10 +132,11 @@ class Page:
     def __init__(self, title: str, *, lead: str = "") -> None:
         self.title = title
         self._parts = [f"<h1>{escape(title)}</h1>"]
-        self._ids: set[str] = set()
+        self._ids: dict[str, str] = {}  # of headings, and their words
         if lead:
             lines = "".join(f"<p>{_question_first(escape(line))}</p>" for line in lead.splitlines())
             self._parts.append(f'<div class="lead">{lines}</div>')
+        self._top = len(self._parts)
 
     def heading(self, text: str) -> None:
         """Begin a section; its id is made of its words."""
@@ -133,7 +144,7 @@ class Page:
         name, count = words, 1
         while name in self._ids:
             name, count = f"{words}-{count + 1}", count + 1
-        self._ids.add(name)
+        self._ids[name] = text
         self._parts.append(f'<h2 id="{name}">{escape(text)}</h2>')
 
     def text(self, *paragraphs: str) -> None:
@@ -183,6 +194,10 @@ class Page:
         """Lines of (x, y) by name, as ``chart`` draws them."""
         self._parts.append(chart(title, series, x=x, y=y, **more))
 
+    def intervals(self, title: str, rows: Sequence[Interval], *, other: str, note: str = "") -> None:
+        """Means and their intervals, as ``chart.intervals`` draws them."""
+        self._parts.append(intervals(title, rows, other=other, note=note))
+
     def picture(self, png: bytes, *, alt: str, caption: str) -> None:
         """A PNG picture, within the file."""
         if not png.startswith(b"\x89PNG\r\n\x1a\n"):
@@ -199,6 +214,8 @@ class Page:
 
     def html(self) -> str:
         """The file's text, ASCII."""
+        links = [f'<a href="#{name}">{escape(text)}</a>' for name, text in self._ids.items()]
+        nav = [f'<nav aria-label="Sections">{"".join(links)}</nav>'] if len(links) > 2 else []
         style, script = (base64.b64encode(hashlib.sha256(code.encode()).digest()).decode() for code in (STYLE, SCRIPT))
         policy = (
             f"default-src 'none'; img-src data:; style-src 'sha256-{style}'; script-src 'sha256-{script}'; "
@@ -209,7 +226,7 @@ class Page:
             f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
             '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
             f"<title>{escape(self.title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n"
-            + "\n".join(self._parts)
+            + "\n".join([*self._parts[: self._top], *nav, *self._parts[self._top :]])
             + f"\n</main>\n<script>{SCRIPT}</script>\n</body>\n</html>\n"
         )
         return whole.encode("ascii", "xmlcharrefreplace").decode()
