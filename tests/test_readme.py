@@ -1,4 +1,4 @@
-"""README's answer to "Does it help?" says what the records say."""
+"""README's answer to "Does it help?" and the findings of the documentation say what the records say."""
 
 import re
 from pathlib import Path
@@ -6,11 +6,19 @@ from pathlib import Path
 from setwise.experiments.ablation import is_ablation, ranked
 from setwise.experiments.claims import CONTROLLED, _paper_gain, settings
 from setwise.experiments.collected import collect, groups
+from setwise.experiments.figures import sweeps
 from setwise.experiments.spectra import by_seed, last_look, mean_look, ranks
 from setwise.experiments.statistics import holm, paired_difference
-from setwise.experiments.tables import paper_number, shown
+from setwise.experiments.tables import changes_table, paper_number, shown
 
 ROOT = Path(__file__).parent.parent
+BASES, RESIDUAL = ("simclr", "sparseclr"), "released-cifar10-resnet32"
+
+
+def findings():
+    """README and the documentation's findings, one after the other, as words in a row."""
+    texts = [(ROOT / name).read_text() for name in ("README.md", "docs/findings.md")]
+    return " ".join(" ".join(texts).replace("**", "").split())
 
 
 def test_the_readmes_answer_is_made_of_the_records():
@@ -30,7 +38,7 @@ def test_the_readmes_answer_is_made_of_the_records():
             assert len(row.runs) == 10
             cells.append(shown(group.difference(row, "held_out_accuracy") if i else row.mean("held_out_accuracy")))
         assert f"| {label} | {cells[0]} | {cells[1]} |" in said
-    words = " ".join(said.split())
+    words = findings()
     answered = settings(groups(collect(ROOT / "results")[0])).rows
     (above,) = (
         r[3]
@@ -129,8 +137,8 @@ def test_the_readmes_answer_is_made_of_the_records():
     ps = {where: ours.p for _, where, _, ours, _ in answers if ours.p is not None}
     stay = [where for where, p in zip(ps, holm(list(ps.values())), strict=True) if p < 0.05]
     assert [where.partition(": CIFAR-10, ")[::2] for where in stay] == [
-        ("InfoNCE", "10,000"),
-        ("SparseCLR", "10,000"),
+        ("InfoNCE", "10,000 instances"),
+        ("SparseCLR", "10,000 instances"),
         ("SimCLR", "Conv-4, released"),
     ]
     assert (len(ps), sum(verdict == "yes" for _, _, verdict, *_ in answers)) == (14, 5)
@@ -140,3 +148,71 @@ def test_the_readmes_answer_is_made_of_the_records():
     )
     reached = [row[2] for row in settings([*probes.values()]).rows if row[0] == "A point on both encoders"]
     assert set(reached) == {"cannot be told", "no"}
+
+
+def test_the_findings_are_made_of_the_records():
+    runs = collect(ROOT / "results")[0]
+    found = groups(runs)
+    named = {group.name: group for group in found}
+    words = findings()
+    assert f"{len(runs):,} runs on CIFAR-10 (NVIDIA H200, bf16)" in words
+    assert {run.data for run in runs} == {"cifar10"}
+
+    def difference(group, base, term="", said=""):
+        row = next(row for row in group.rows if (row.base, row.term, row.said) == (base, term, said))
+        return shown(group.difference(row, "probe_accuracy"))
+
+    written, conv, residual = (
+        named[f"classification-{name}"] for name in ("paper-cifar10-conv4", "released-cifar10-conv4", RESIDUAL)
+    )
+    gains = [[difference(group, base, "qare") for base in BASES] for group in (conv, residual, written)]
+    assert "QARe adds {} to SimCLR and {} to SparseCLR with Conv-4,".format(*gains[0]) in words
+    assert "{} and {} with ResNet-32;".format(*gains[1]) in words
+    assert "as the paper is written, {} and {} with Conv-4.".format(*gains[2]) in words
+    clamps = [difference(group, base, "qare", ", weight 0") for base in BASES for group in (conv, residual)]
+    of = "The clamp alone adds to SimCLR {} with Conv-4 and {} with ResNet-32; to SparseCLR {} with Conv-4 and {} with"
+    assert of.format(*clamps) in words
+
+    (sweep,) = (sweep for group in found for sweep in sweeps(group))
+    assert (sweep.group, len(sweep.rows)) == (conv, 16)
+    assert {len(row.runs) for row in sweep.rows.values()} == {3}
+    safe = shown(sweep.against_plain())
+    assert f"which the paper calls safe, add {safe} to SimCLR with Conv-4, three seeds" in words
+    assert f"which the paper calls safe, adds {safe}." in words
+    plain = sweep.plain.values("probe_accuracy")
+    added = {weight: paired_difference(row.values("probe_accuracy"), plain) for weight, row in sweep.rows.items()}
+    some = [round(gain.mean, 1) for weight, gain in added.items() if weight >= 0.25]
+    assert f"every weight from 0.25 on adds {min(some)} to {max(some)} points" in words
+    middle = [round(gain.mean, 1) for weight, gain in added.items() if 0.375 <= weight <= 1.5]
+    advice = (ROOT / "docs" / "how-to" / "choose-beta.md").read_text()
+    assert f"all weights from 0.375 to 1.5 add {min(middle)} to {max(middle)} points" in advice
+    best = max(added, key=lambda weight: added[weight].mean)
+    assert f"The greatest, {best:g}, adds {shown(added[best])}, which" in words
+    assert f"with the weight, to {ranks(sweep.rows[1.875])[0].mean:.1f} at 1.875" in words
+    (ablation,) = filter(is_ablation, found)
+    one = next(gain for row, gain in ranked(ablation) if (row.loss, row.weight) == ("released/simclr-qare", 1.0))
+    assert f"on validation images weight 1 adds {shown(one)}, five seeds" in words
+
+    rows = {tuple(row[1:3]): row[4:] for row in changes_table(found).rows}
+    usual, short, shortest = "the recipe as it is", "with epochs 50", "with epochs 20"
+    accuracy, change = rows["with mean instead of log-mean", usual]
+    assert f"it has {shown(accuracy)}, which is {shown(change)}; with Conv-4" in words
+    form = next(gain for row, gain in ranked(ablation) if row.loss == "ablation/simclr-mean")
+    assert form.side == "around"
+    changes = {
+        "another start (Xavier's) changes it by": (f"{short}, initial xavier", short),
+        "no partial last batch by": ("with drop_last True, epochs 50", short),
+        "weaker changes of colour by": (f"{short}, views modern", short),
+        "float32 instead of bf16 by": (f"{shortest}, precision float32", shortest),
+    }
+    for said, key in changes.items():
+        assert f"{said} {shown(rows[key][1])}" in words
+        assert rows[key][1].side == "around"
+
+    answered = settings(found).rows
+    supports = [row[3].mean for row in answered if row[0] == "SparseCLR's support is sparse"]
+    assert f"{min(supports):.0f} to {max(supports):.0f} % of the negatives" in words
+    same = {row[1]: row[3] for row in answered if row[0] == "SparseCLR weighs false negatives more"}
+    more = [same[f"CIFAR-10, {encoder}, released"] for encoder in ("Conv-4", "ResNet-32")]
+    assert "{} points with Conv-4 and {} with ResNet-32, released".format(*map(shown, more)) in words
+    assert min(holm([gain.p for gain in same.values()])) > 0.05
