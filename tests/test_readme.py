@@ -155,7 +155,8 @@ def test_the_findings_are_made_of_the_records():
     found = groups(runs)
     named = {group.name: group for group in found}
     words = findings()
-    assert f"{len(runs):,} runs on CIFAR-10 (NVIDIA H200, bf16)" in words
+    assert f"{len(runs):,} runs on CIFAR-10 (NVIDIA H200, bf16 but for three)" in words
+    assert sum(run.record["precision"] != "bfloat16" for run in runs) == 3
     assert {run.data for run in runs} == {"cifar10"}
 
     def difference(group, base, term="", said=""):
