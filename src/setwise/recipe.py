@@ -81,6 +81,8 @@ class Recipe:
             )
         for name in ("momentum", "weight_decay", "warmup"):
             check_number(getattr(self, name), name, least=0)
+        if self.momentum >= 1:
+            raise ValueError(f"expected momentum below 1, beyond which steps only grow, got {self.momentum:g}")
         matching = self.method == "matching"
         if self.instances is not None and not matching:
             raise ValueError(

@@ -108,6 +108,7 @@ def test_recipes_go_through_json():
         ({"batch": 0}, "expected batch"),
         ({"epochs": -1}, "expected epochs"),
         ({"warmup": -1}, "expected warmup"),
+        ({"momentum": 1.0}, "expected momentum below 1"),
         ({"precision": "fp16"}, "expected precision"),
         ({"schedule": "cosin"}, "did you mean 'cosine'"),
     ],

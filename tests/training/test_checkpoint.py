@@ -108,12 +108,36 @@ def test_foreign_and_missing_files(tmp_path):
     with pytest.raises(ValueError, match=r"expected a checkpoint at .*got nothing there"):
         checkpoint.load(tmp_path)
     save_file({"x": torch.zeros(1)}, tmp_path / "other.safetensors")
-    with pytest.raises(ValueError, match="of another program"):
+    with pytest.raises(ValueError, match="of another program; put a copy in its place, or remove it to begin again"):
         checkpoint.load(tmp_path / "other.safetensors")
     about = {"format": checkpoint.FORMAT, "recipe": {"lr": 1}, "seed": 0, "epoch": 0, "step": 0, "history": []}
     save_file({"x": torch.zeros(1)}, tmp_path / "old.safetensors", {"setwise": json.dumps(about)})
     with pytest.raises(ValueError, match=r"this version cannot read.*difference in \['adversarial'"):
         checkpoint.load(tmp_path / "old.safetensors")
+
+
+def test_a_changed_bit_is_found(tmp_path):
+    path = tmp_path / "checkpoint.safetensors"
+    tensors = {
+        "a": torch.arange(6.0, dtype=torch.bfloat16).view(2, 3),
+        "b": torch.tensor(3),
+        "c": torch.tensor([True, False]),
+        "d": torch.empty(0),
+    }
+    checkpoint.save(path, checkpoint.Checkpoint(Recipe(loss="paper/simclr"), 0, 0, 0, [], tensors))
+    whole = path.read_bytes()
+    loaded = checkpoint.load(path).tensors
+    assert all(torch.equal(loaded[name], x) for name, x in tensors.items())
+    start = 8 + int.from_bytes(whole[:8], "little")
+    assert len(whole) - start == 6 * 2 + 8 + 2
+    for place in range(start, len(whole)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises(ValueError, match="whose numbers have changed since; put a copy in its place"):
+            checkpoint.load(path)
+    text = whole[8:start].replace(rb"\"crc32\":", rb"\"crc33\":")
+    path.write_bytes(whole[:8] + text + whole[start:-1] + b"\x01")
+    assert text != whole[8:start]
+    assert checkpoint.load(path).seed == 0, "one of an older version has no checksum"
 
 
 @pytest.mark.parametrize(

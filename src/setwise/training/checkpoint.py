@@ -7,11 +7,13 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from setwise.checks import see
@@ -72,8 +74,10 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
     """Write a checkpoint. If that fails, the one that was there before is intact."""
     from safetensors.torch import save_file
 
+    tensors = {name: x.detach().cpu().contiguous() for name, x in checkpoint.tensors.items()}
     about = {
         "format": FORMAT,
+        "crc32": _crc32(tensors),
         "recipe": checkpoint.recipe.as_json(),
         "seed": checkpoint.seed,
         "epoch": checkpoint.epoch,
@@ -82,7 +86,6 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
         "data": checkpoint.data,
         "seconds": checkpoint.seconds,
     }
-    tensors = {name: x.detach().cpu().contiguous() for name, x in checkpoint.tensors.items()}
     try:
         with replacing(path) as temporary:
             save_file(tensors, temporary, metadata={KEY: json.dumps(about)})
@@ -106,14 +109,17 @@ def load(path: str | os.PathLike[str]) -> Checkpoint:
     if not path.exists():
         raise ValueError(f"expected a checkpoint at {path}, got nothing there; `setwise pretrain` writes one")
     foreign = f"expected a checkpoint that setwise wrote at {path}, got "
+    instead = "; put a copy in its place, or remove it to begin again"
     try:
         with safe_open(path, framework="pt") as file:
             about = json.loads((file.metadata() or {}).get(KEY, "null"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, ValueError, RecursionError) as error:
-        raise ValueError(f"{foreign}a file that is damaged or of another kind ({error})") from error
+        raise ValueError(f"{foreign}a file that is damaged or of another kind ({error}){instead}") from error
     if not isinstance(about, dict) or about.get("format") != FORMAT:
-        raise ValueError(f"{foreign}a safetensors file of another program")
+        raise ValueError(f"{foreign}a safetensors file of another program{instead}")
+    if "crc32" in about and about["crc32"] != _crc32(tensors):  # older ones have none
+        raise ValueError(f"{foreign}one whose numbers have changed since{instead}")
     try:
         recipe = Recipe.from_json(about["recipe"])  # first: it tells what another version lacks
         counts = {name: about[name] for name in ("seed", "epoch", "step")}
@@ -126,7 +132,15 @@ def load(path: str | os.PathLike[str]) -> Checkpoint:
             raise ValueError(f"images of shape {data['shape']!r}")
         return Checkpoint(recipe=recipe, history=history, tensors=tensors, data=data, seconds=seconds, **counts)
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{foreign}one that this version cannot read ({error})") from error
+        raise ValueError(f"{foreign}one that this version cannot read ({error}){instead}") from error
+
+
+def _crc32(tensors: Mapping[str, Tensor]) -> int:
+    """Of all bytes, by name: safetensors has no checksum of its own."""
+    found = 0
+    for name in sorted(tensors):
+        found = zlib.crc32(tensors[name].reshape(-1).view(torch.uint8).numpy().data, found)
+    return found
 
 
 def _umask() -> int:
