@@ -15,7 +15,7 @@ QUESTIONS = [
     "QARe beats its weight 0",
     "QARe beats the Frobenius norms",
     "SparseCLR beats SimCLR",
-    "Weights 0.75 to 1.25 are safe",
+    "Weights 0.75 to 1.25 help on average",
     "SparseCLR's support is sparse",
     "SparseCLR weighs false negatives more",
     "A point on both encoders",
@@ -51,7 +51,7 @@ def test_sparseclr_against_simclr_is_paired_by_seed(keep, found):
         keep(NAME.replace("conv4-simclr", "resnet32-sparseclr"), seed, {"probe_accuracy": 0.70 + seed / 1000})
     keep(NAME, 9, {"probe_accuracy": 0.1})
     (where, verdict, ours, paper), other = told(settings(found()), "SparseCLR beats SimCLR")
-    assert (where, verdict, paper) == ("CIFAR-10, Conv-4, released", "yes", "+0.22")
+    assert (where, verdict, paper) == ("CIFAR-10, Conv-4, released form", "yes", "+0.22")
     expected = ttest_rel(100 * sparse, 100 * simclr).confidence_interval(0.95)
     assert (ours.low, ours.high) == pytest.approx((expected.low, expected.high))
     assert (other[1], other[3]) == ("no", "-6.08")
@@ -71,7 +71,7 @@ def test_the_verdict_is_where_the_interval_lies(keep, found, gains, verdict):
     ((said, only, greatest, _),) = told(claims(found()), "QARe helps")
     assert (said, greatest) == (verdict, None)
     assert only.mean == pytest.approx(np.mean(gains))
-    words = f"{verdict.capitalize()}: SimCLR (CIFAR-10, Conv-4, released) {shown(only)}."
+    words = f"{verdict.capitalize()}: SimCLR (CIFAR-10, Conv-4, released form) {shown(only)}."
     assert lead(found()).startswith(f"Does QARe help? {words}")
 
 
@@ -111,7 +111,7 @@ def test_a_probe_is_compared_with_weight_0(keep, found):
             keep(f"{name}-qare", seed, {"probe_accuracy": accuracy}, variant=f"beta-{weight:g}", beta=weight)
     ((where, verdict, ours, _),) = told(settings(found()), "QARe beats its weight 0")
     assert (where, verdict, ours.mean) == (
-        "SparseCLR: CIFAR-10, Conv-4, released",
+        "SparseCLR: CIFAR-10, Conv-4, released form",
         "cannot be told",
         pytest.approx(3.5),
     )
@@ -145,7 +145,7 @@ def test_many_settings_are_named_and_corrected_for(keep, found):
     assert lead(found()).startswith(
         f"Does QARe help? Yes in 5 of 9 settings ({stay} after Holm's correction): SimCLR ("
     )
-    assert ", SparseCLR (CIFAR-10, Conv-4, paper) +10.50 (" in lead(found()), "the greatest, but the least certain"
+    assert ", SparseCLR (CIFAR-10, Conv-4, paper form) +10.50 (" in lead(found()), "the greatest, but the least certain"
 
 
 def test_safe_weights_are_those_of_the_sweep(keep, found):
@@ -154,15 +154,15 @@ def test_safe_weights_are_those_of_the_sweep(keep, found):
         for weight in (0.0, 0.75, 1.25, 1.875):
             final = {"probe_accuracy": 0.60 + (0.01 + seed / 1000) * (0.7 < weight < 1.3) - 0.1 * (weight > 1.3)}
             keep(f"{NAME}-qare", seed, final, variant=f"beta-{weight:g}", beta=weight)
-    ((where, verdict, ours, _),) = told(settings(found()), "Weights 0.75 to 1.25 are safe")
-    assert (where, verdict) == ("SimCLR + QARe: CIFAR-10, Conv-4, released", "yes")
+    ((where, verdict, ours, _),) = told(settings(found()), "Weights 0.75 to 1.25 help on average")
+    assert (where, verdict) == ("SimCLR + QARe: CIFAR-10, Conv-4, released form", "yes")
     assert ours.mean == pytest.approx(1.2), "1.875 does not count"
 
 
 def test_support_and_false_negatives(looked, found):
     looked()
     ((where, verdict, support, paper),) = told(settings(found()), "SparseCLR's support is sparse")
-    assert (where, verdict, paper) == ("CIFAR-10, Conv-4, released", "yes", "only a few")
+    assert (where, verdict, paper) == ("CIFAR-10, Conv-4, released form", "yes", "only a few")
     assert support.mean == pytest.approx(100 * 22 / 254)
     assert support.std == pytest.approx(100 * 1 / 254)
     ((_, verdict, more, _),) = told(settings(found()), "SparseCLR weighs false negatives more")
@@ -200,7 +200,10 @@ def test_a_point_has_to_be_gained_on_both_encoders(keep, found, conv4, resnet32,
                 keep(f"{name}-qare", seed, final)
     ((where, said, ours, _),) = told(settings(found()), "A point on both encoders")
     less = "ResNet-32" if np.mean(resnet32) < np.mean(conv4) else "Conv-4"
-    assert (where, said) == (f"SimCLR + alignment gap, weight 2: CIFAR-10, released, lesser gain with {less}", verdict)
+    assert (where, said) == (
+        f"SimCLR + alignment gap, weight 2: CIFAR-10, released form, lesser gain with {less}",
+        verdict,
+    )
     assert ours.mean == pytest.approx(min(np.mean(conv4), np.mean(resnet32)))
 
 
@@ -215,7 +218,7 @@ def test_a_point_on_both_encoders_is_of_one_recipe(keep, found):
         for end in ("", "-qare"):
             keep(f"{NAME}{end}", seed, {"probe_accuracy": 0.60}, variant="d", drop_last=True)
     ((where, *_),) = told(settings(found()), "A point on both encoders")
-    assert where == "SimCLR + QARe: CIFAR-10*, released, lesser gain with Conv-4"
+    assert where == "SimCLR + QARe: CIFAR-10*, released form, lesser gain with Conv-4"
 
 
 def test_less_than_a_point_is_not_corrected_as_if_it_were_below_zero(keep, found):
@@ -264,7 +267,7 @@ def test_the_ablations_best_is_confirmed_by_fresh_seeds_on_the_test_set_only(kee
         keep(NAME, seed, {"probe_accuracy": 0.60})
         keep(NAME, seed, {"probe_accuracy": 0.70}, variant="test", **best)
     ((where, verdict, ours, _),) = told(settings(found()), "The ablation's best holds")
-    assert where == "SimCLR + QARe without the +1 shift, weight 2: CIFAR-10, Conv-4, released"
+    assert where == "SimCLR + QARe without the +1 shift, weight 2: CIFAR-10, Conv-4, released form"
     assert (verdict, ours.mean) == ("seen on validation only", pytest.approx(2.15)), "seeds 1 and 2 have chosen it"
     for seed, gain in ((11, 0.002), (12, 0.0025)):
         keep(NAME, seed, {"probe_accuracy": 0.60})

@@ -56,7 +56,7 @@ def sweep(keep, tmp_path, accuracies):
 
 def test_figure_2_in_numbers(sweep, accuracies):
     table = sweep_table(sweep)
-    assert table.caption == "As Figure 2, which is of ResNet-32: SimCLR + QARe, CIFAR-10, Conv-4, released"
+    assert table.caption == "As Figure 2, which is of ResNet-32: SimCLR + QARe, CIFAR-10, Conv-4, released form"
     assert [row[0] for row in table.rows] == ["none: SimCLR", *(f"{weight:g}" for weight in WEIGHTS)]
     for weight, (_, n, mean, to_zero, to_plain) in zip([None, *WEIGHTS], table.rows, strict=True):
         values = accuracies[weight]

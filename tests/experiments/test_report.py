@@ -106,7 +106,7 @@ def test_files_are_written_and_agree(filled, tmp_path, capsys):
     assert rows["Triplet: CIFAR-10, 1,467 instances"]["paper's QARe"] == "", (
         "CIFAR-10 is not the paper's data for matching"
     )
-    assert rows["SimCLR: CIFAR-10, Conv-4, paper"]["paper's QARe"] == "+1.90"
+    assert rows["SimCLR: CIFAR-10, Conv-4, paper form"]["paper's QARe"] == "+1.90"
     page = (out / "index.html").read_text()
     assert "+3.10 (+2.85 to +3.35)" in page
     assert "+3.10 (+2.85 to +3.35)" in (out / "matching-cifar10-1467.md").read_text(encoding="utf-8")

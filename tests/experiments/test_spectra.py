@@ -79,7 +79,7 @@ def test_what_cannot_be_is_left_out(structure, left):
 
 def test_the_table_is_of_the_last_epoch_that_all_seeds_have(group, tmp_path):
     table = looks_table(group)
-    assert table.caption == "What the loss looks at: CIFAR-10, Conv-4, released"
+    assert table.caption == "What the loss looks at: CIFAR-10, Conv-4, released form"
     rows = {row[0]: dict(zip(table.columns, row, strict=True)) for row in table.rows}
     assert list(rows) == ["SimCLR", "SimCLR + QARe", "SparseCLR", "SparseCLR + QARe"]
     sparse = rows["SparseCLR"]

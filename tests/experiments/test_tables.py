@@ -254,7 +254,7 @@ def test_a_changed_recipe_is_compared_with_the_one_that_has_fewer_changes(tmp_pa
         ["with epochs 50, precision float32", "with epochs 50", 3],
         ["with initial xavier", "the recipe as it is", 3],
     ]
-    assert {row[0] for row in table.rows} == {"SimCLR: CIFAR-10, ResNet-32, released"}
+    assert {row[0] for row in table.rows} == {"SimCLR: CIFAR-10, ResNet-32, released form"}
     gains = [row[5] for row in table.rows]
     assert [gain.mean for gain in gains] == pytest.approx([-1.0, -5.0, -2.0, 1.0, 1.5]), "seed 11 has no partner"
     expected = ttest_1samp([1.5, 1.6, 1.4], 0).confidence_interval(0.95)

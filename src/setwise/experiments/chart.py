@@ -165,7 +165,7 @@ def intervals(title: str, rows: Sequence[Interval], *, other: str, note: str = "
     marks = "".join(_text(across(value), "14", "middle", label) for label, value in ticks.items())
     foot = f'<tr><td></td><td class="bar"><svg aria-hidden="true">{marks}</svg></td><td></td><td></td></tr>'
     return (
-        f'<figure>{caption(title)}{small(note)}<table class="intervals"><tbody>\n'
+        f'<figure>{caption(title)}{small(note)}<table class="intervals"><thead>{foot}</thead><tbody>\n'
         + "\n".join(lines)
         + f"\n</tbody><tfoot>{foot}</tfoot></table></figure>"
     )

@@ -72,7 +72,9 @@ def differences(found: Sequence[Group]) -> Table:
                 ours, *others = (cells[term].get(base) for term in terms)
                 rows.append([f"{word(base)}: {group.setting}", ours, _paper_gain(group, base), *others])
     columns = ["loss", TERMS["qare"], "paper's QARe", *(TERMS[term] for term in terms[1:])]
-    starred = " *: recipes with changes, which the tables below name." if any(group.changed for group in found) else ""
+    starred = (
+        " *: recipes with changes, which the tables below name." if any("*" in str(row[0]) for row in rows) else ""
+    )
     return Table("differences", columns, rows, "What set-level terms add, in points of accuracy", EXPLAINED + starred)
 
 
@@ -195,7 +197,7 @@ def _gains_on_both(found: Sequence[Group]) -> list[Found]:
             encoder, least = min(by_encoder.items(), key=lambda pair: pair[1].mean)
             ps = [one.p for one in by_encoder.values() if one.p is not None]
             least = replace(least, p=max(ps) if len(ps) == len(BOTH) else None)  # both have to be above zero
-            where = f"{label}: {word(data)}{'*' if changed else ''}, {form}, lesser gain with {word(encoder)}"
+            where = f"{label}: {word(data)}{'*' if changed else ''}, {form} form, lesser gain with {word(encoder)}"
             rows.append((where, None, least, _reached(by_encoder.values())))
     return rows
 
@@ -222,7 +224,7 @@ def _best_holds(found: Sequence[Group]) -> list[Found]:
                         fresh = {s: v for s, v in candidate.values("probe_accuracy").items() if s not in seen}
                         plain = other.plain(row.base).values("probe_accuracy")
                         difference = difference or paired_difference(fresh, plain)
-            where = f"{row.label}: {word(group.data)}, {word(encoder)}, {group.form}"
+            where = f"{row.label}: {word(group.data)}, {word(encoder)}, {group.form} form"
             if difference or encoder == group.encoder:
                 verdict = VERDICTS[difference.side] if difference else UNCONFIRMED
                 rows.append((where, None, difference or chosen_by, verdict))
@@ -252,8 +254,8 @@ QUESTIONS: tuple[tuple[str, str, str, Callable[[Sequence[Group]], list[Found]]],
     ("Does QARe beat the Frobenius norms?", "QARe beats the Frobenius norms", "-", _beats_frobenius),
     ("Does SparseCLR beat SimCLR?", "SparseCLR beats SimCLR", "yes, but not ResNet-32 on CIFAR-10", _sparse_helps),
     (
-        "Does QARe help with any weight from {:g} to {:g}?".format(*SAFE_WEIGHTS),
-        "Weights {:g} to {:g} are safe".format(*SAFE_WEIGHTS),
+        "Does QARe help with weights from {:g} to {:g}, on average?".format(*SAFE_WEIGHTS),
+        "Weights {:g} to {:g} help on average".format(*SAFE_WEIGHTS),
         "yes",
         _weights_are_safe,
     ),

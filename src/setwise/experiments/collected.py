@@ -103,7 +103,7 @@ class Group:
     @property
     def setting(self) -> str:
         """Its title in few words, for a column; an asterisk where recipes were changed."""
-        words = self.title.partition(" (")[0].removesuffix(" form")
+        words = self.title.partition(" (")[0]
         return words.partition(", ")[2] + ("*" if self.changed else "")
 
     def is_main(self, row: Row) -> bool:

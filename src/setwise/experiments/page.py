@@ -43,6 +43,7 @@ tbody th{font-weight:400}
 tbody th,thead th:first-child{position:sticky;left:0;z-index:1}
 tbody th{background:var(--page)}
 .wrap th,.wrap td:not(.n){white-space:normal;min-width:6.5rem}
+.wrap td:not(.n){min-width:8.5rem}
 .n{text-align:right}
 th button{all:unset;cursor:pointer}
 th button::after{content:"\\2195";padding-left:.35em;color:var(--soft)}
@@ -59,7 +60,9 @@ text{fill:var(--soft);font:12.5px system-ui,sans-serif}
 .intervals{width:100%;max-width:64rem}
 .intervals th,.intervals td{border:0;padding:0 .65rem 0 0}
 .intervals .bar{width:60%;padding:0 1.2rem}
-.intervals .bar svg{display:block;width:100%;height:1.7rem;overflow:visible}
+.intervals .bar svg{display:block;width:100%;height:28px;overflow:visible}
+.intervals thead{display:none}
+.intervals .soft{margin:0}
 .zero{stroke:var(--soft)}
 .hollow{fill:var(--page);stroke:var(--ink);stroke-width:1.5}
 nav{display:flex;flex-wrap:wrap;gap:.2rem 1.2rem;margin:1rem 0}
@@ -72,7 +75,9 @@ details{border:1px solid var(--line);border-radius:6px;padding:.5rem .8rem;margi
 summary{cursor:pointer}
 pre{overflow-x:auto;font-size:.85rem}
 @media (max-width:30rem){th,td{padding:.35rem .5rem}tbody th{white-space:normal;min-width:7rem}}
-@media (max-width:48rem){.intervals tr{display:grid;grid-template-columns:1fr auto;margin-bottom:.4rem}
+@media (max-width:48rem){.wrap td:not(.n){min-width:11rem}
+.intervals thead{display:table-header-group}
+.intervals tr{display:grid;grid-template-columns:1fr auto;margin-bottom:.4rem}
 .intervals .bar{grid-area:2/1/3/3;width:auto}.intervals th{grid-column:1/3}}
 @media print{main{max-width:none;padding:0}.chart{width:48%}.scroll{overflow:visible;border:0}
 th button::after{content:none}figure,tr{break-inside:avoid}h2{break-after:avoid}pre{white-space:pre-wrap}}

@@ -24,7 +24,7 @@ from setwise.training.checkpoint import replacing
 
 PICTURED = (
     "Means over the seeds and their 95 % intervals, in colour where these exclude zero; hollow: what the paper has. "
-    "An arrow: further than drawn."
+    "An arrow: further than drawn; a mean there has no dot."
 )
 LONGEST = 120  # of a file's name: file systems take 255 bytes
 

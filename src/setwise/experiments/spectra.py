@@ -26,11 +26,11 @@ EXPLAINED = (
     "products of the ordered eigenvalues of 1 + S_A and 1 + S_B, which flat spectra have. Where it succeeds, its line "
     "begins lower and ends higher than that of the loss alone, the largest eigenvalue falls and the effective rank "
     "rises (how many directions the set fills: the exponential of the entropy of the eigenvalues' shares). Where the "
-    "lines lie on each other, the pairwise loss has done it already. All of it is of two views of one fixed batch of "
-    "training images; means over the seeds."
+    "lines lie on each other, the pairwise loss has done it already. All of it is of two views of a fixed batch of "
+    "training images, one for each seed; means over the seeds."
 )
 LOOKS = (
-    "What the loss looks at is of one fixed batch, at the last epoch that was measured: how many of a view's negatives "
+    "What the loss looks at is of that batch, at the last epoch that was measured: how many of a view's negatives "
     "have any weight in the pairwise loss's gradient; which share of that weight lies on images of the same class "
     "(false negatives), and which share of the negatives they are (what chance would give). The rank of the features, "
     "about their mean, is of what the probe sees. Mean ± sample standard deviation over n seeds."

@@ -224,13 +224,17 @@ def shown(cell: Cell) -> str:
         return f"{cell.mean:.2f}" + (f" ± {cell.std:.2f}" if cell.std is not None else "")
     if isinstance(cell, PairedDifference):
         if cell.low is None or cell.high is None:
-            return f"{cell.mean:+.2f} (one seed)"
+            return f"{_signed(cell.mean)} (one seed)"
         if math.isinf(cell.low):
-            return f"{cell.mean:+.2f} (equal in all seeds)"
-        return f"{cell.mean:+.2f} ({cell.low:+.2f} to {cell.high:+.2f})"
+            return f"{_signed(cell.mean)} (equal in all seeds)"
+        return f"{_signed(cell.mean)} ({_signed(cell.low)} to {_signed(cell.high)})"
     if isinstance(cell, float):
         return f"{cell:.2f}" if abs(cell) < 100 else f"{cell:,.0f}"
     return str(cell)
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.2f}".replace("-0.00", "+0.00")
 
 
 def _parts(cells: Sequence[Cell]) -> tuple[str, ...]:
