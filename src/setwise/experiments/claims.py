@@ -22,7 +22,7 @@ BOTH = ("conv4", "resnet32")  # the paper's encoders
 SPARSE = 50.0  # a support below so many per cent of the negatives is called sparse: softmax, unclamped, has 100
 LEVEL = 0.05
 CONTROLLED = ("ablation/simclr-qare", "ablation/simclr-frobenius")  # of an ablation, the same but for the eigenvalues
-NAMED = 5  # settings of one verdict that the lead names
+NAMED = 3  # settings of one verdict that the lead names
 FEW = 3  # settings of one question that are all named
 EXPLAINED = (
     "Differences are taken seed by seed, between the loss with the term and the same loss without it, and then "
