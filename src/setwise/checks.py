@@ -175,7 +175,10 @@ def check_like(x: Tensor, name: str, other: Tensor, other_name: str) -> None:
 def check_same_kind(x: Tensor, name: str, other: Tensor, other_name: str) -> None:
     """Raise unless ``x`` has the dtype and device of ``other``."""
     if x.dtype != other.dtype:
-        raise ValueError(f"expected {name} of dtype {other.dtype} like {other_name}, got {x.dtype}")
+        raise ValueError(
+            f"expected {name} of dtype {other.dtype} like {other_name}, got {x.dtype}; "
+            f"convert one: {name}.to({other_name}.dtype)"
+        )
     if x.device != other.device:
         raise ValueError(f"expected {name} on device {other.device} like {other_name}, got {x.device}")
 

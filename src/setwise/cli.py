@@ -194,7 +194,7 @@ def reproduce_table(
     only: Annotated[tuple[str, ...], tyro.conf.arg(help="runs with one of these in their name")] = (),
     instances: Annotated[int | None, tyro.conf.arg(help="of matching: another number of halves")] = None,
     results: Annotated[Path, tyro.conf.arg(help="folder of records; none is made twice")] = Path("results"),
-    scratch: Annotated[Path, tyro.conf.arg(help="folder of the runs' checkpoints")] = Path("runs"),
+    scratch: Annotated[Path, tyro.conf.arg(help="folder of the runs' checkpoints")] = Path("runs/reproduce"),
     root: Root = None,
     device: Device = "auto",
     at_once: Annotated[int, tyro.conf.arg(help="runs side by side")] = 1,

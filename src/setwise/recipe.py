@@ -32,7 +32,7 @@ class Recipe:
     encoder: Literal["conv4", "resnet8", "resnet32", "resnet56", "resnet18", "resnet34"] = "conv4"
     stem: Literal["cifar", "imagenet"] = "cifar"  # of resnet18 and resnet34
     initial: Literal["released", "xavier"] = "released"  # weights of convolutions; the paper says xavier
-    loss: str | None = None  # one of setwise.PRESETS, for simclr, sparseclr and matching
+    loss: str | None = None  # of setwise.PRESETS, temperature included; for simclr, sparseclr, matching
     beta: float | None = None  # weight of the set-level term, where the loss has one
     hidden: int = 256  # width of the projection head, and of deepcluster's classifier
     embedding: int = 64  # dimensions that the losses see

@@ -53,8 +53,13 @@ def test_the_default_root_is_the_environments(small_cifar, tmp_path, monkeypatch
     monkeypatch.setenv("SETWISE_DATA", str(tmp_path))
     assert len(sw.data.load("cifar10")) == 60
     monkeypatch.setenv("SETWISE_DATA", str(tmp_path / "elsewhere"))
-    with pytest.raises(DataError, match=r"elsewhere/cifar10, got none; run `setwise data fetch cifar10`"):
+    with pytest.raises(DataError, match=r"elsewhere/cifar10, got none; run `setwise data fetch cifar10`, or say where"):
         sw.data.load("cifar10")
+    root = tmp_path / "my data"
+    run = f"run `setwise data fetch cifar10 --root '{root}'`"
+    with pytest.raises(DataError, match=rf"{run}, or say where it is, by --root \(root= in Python\) or by its path"):
+        sw.data.load("cifar10", root)
+    assert sw.data.check("cifar10", root).problems == [f"expected cifar10 in {root}, got none; {run}"]
 
 
 def test_damaged_binary_files_are_named(small_cifar, tmp_path):

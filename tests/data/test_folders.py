@@ -305,7 +305,7 @@ def test_images_are_resized_on_request_only(pictures):
 
 
 def test_folders_that_are_no_data_set(pictures, tmp_path):
-    with pytest.raises(DataError, match="got no such file or folder"):
+    with pytest.raises(DataError, match="got no such file or folder; give the path where it is now, by --data"):
         sw.data.load(tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match=r"expected CIFAR, tiny-ImageNet, CUHK-03 or train/CLASS.* got none of them"):

@@ -374,7 +374,9 @@ def test_the_commands(packed, tmp_path, capsys, monkeypatch):
     with pytest.raises(SystemExit) as stopped:
         main(["data", "check", "cifar10", "--root", root])
     assert stopped.value.code == 1
-    assert "test_batch.bin of 36,876 bytes, got 5" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert said.startswith("wrong: expected ")
+    assert "test_batch.bin of 36,876 bytes, got 5" in said
 
 
 def test_commands_say_what_is_wrong_in_one_line(tmp_path):

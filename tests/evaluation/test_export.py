@@ -291,6 +291,11 @@ def test_other_things_that_do_not_fit(tmp_path):
 def test_missing_files(folder):
     with pytest.raises(ValueError, match=r"expected an exported encoder, got no file .*config\.json"):
         load_encoder(folder / "elsewhere")
+    run = folder.rename(folder.parent / "encoder").parent
+    for load in (load_encoder, load_config):
+        with pytest.raises(ValueError, match=rf"got no file {run}/config\.json; did you mean {run}/encoder\?$"):
+            load(run)
+    (run / "encoder").rename(folder)
     (folder / "encoder.safetensors").unlink()
     with pytest.raises(ValueError, match=r"got no file .*encoder\.safetensors; `setwise export` writes one"):
         load_encoder(folder)

@@ -82,11 +82,17 @@ def test_one_k_needs_no_sequence():
         assert knn_accuracy(*train, *test, classes=5, k=k) == knn_accuracy(*train, *test, classes=5, k=(20,))
 
 
-def test_k_beyond_the_training_set_is_all_of_it():
+def test_k_beyond_the_training_set():
     train, test = clusters(30), clusters(80, seed=1)
-    found = knn_accuracy(*train, *test, classes=5, k=(30, 31, 10**9))
-    assert found[30] == found[31] == found[10**9]
-    assert list(found) == [30, 31, 10**9]
+    assert list(knn_accuracy(*train, *test, classes=5, k=(1, 30))) == [1, 30]
+    for k in (31, (30, 31)):
+        with pytest.raises(ValueError, match="expected k of at most 30, the number of training samples, got 31; give"):
+            knn_accuracy(*train, *test, classes=5, k=k)
+
+
+@pytest.mark.parametrize(("n", "ks"), [(19, []), (20, [20]), (199, [20]), (200, [20, 200])])
+def test_without_a_k_those_that_the_training_set_allows(n, ks):
+    assert list(knn_accuracy(*clusters(n), *clusters(10, seed=1), classes=5)) == ks
 
 
 def test_equal_neighbours_are_taken_in_order():

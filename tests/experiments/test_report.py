@@ -14,6 +14,7 @@ from setwise.cli import main
 from setwise.experiments.claims import differences
 from setwise.experiments.collected import collect, groups, mean_curve
 from setwise.experiments.report import make_page, provenance, report
+from setwise.experiments.tables import classification_table
 
 HOSTILE = "<script>alert(1)</script>\"'&"
 
@@ -191,9 +192,21 @@ def test_every_number_has_its_source(filled, keep):
             folder = run.path.rpartition("/")[0]
             (line,) = [line for line in words.splitlines() if line.startswith(f"  {folder}: ")]
             assert str(run.seed) in line
-        assert "$ setwise reproduce 'table 1'\ncommit 0123abc\nversions setwise 0.1, torch 2.13\na machine" in words
+        assert "$ setwise reproduce 'table 1'\ncommit 0123abc\nversions setwise 0.1, torch 2.13\n" in words
+        assert "\nhardware name a machine, cores 2\nprecision float32\n" in words
     assert "command unknown\ncommit unknown\nversions unknown" in words
     assert "6 runs, 60 s of training" in words
+
+
+def test_a_run_of_several_sittings_names_them_all(keep, tmp_path):
+    earlier = [{"epoch": 1, "commit": "fff"}, {"epoch": 5, "commit": "0123abc"}, "words"]
+    keep("paper/cifar10-conv4-simclr", 1, {"probe_accuracy": 0.5}, about={"earlier": earlier})
+    keep("paper/cifar10-conv4-simclr", 2, {"probe_accuracy": 0.5})
+    (group,) = groups(collect(tmp_path / "results")[0])
+    words = provenance(group.runs)
+    places = [words.index(part) for part in ("commit fff", "from epoch 1 on, then:", "from epoch 5 on", "$ setwise")]
+    assert places == sorted(places)
+    assert "at 2 commits of this project" in classification_table(group).note
 
 
 def test_half_a_letter_in_a_record_is_written_as_its_number(keep, tmp_path):
@@ -268,8 +281,8 @@ def on_a_telephone(browser, page, tmp_path):
 def test_on_a_telephone(browser, filled, tmp_path):
     said = on_a_telephone(browser, report(filled, tmp_path)[0], tmp_path)
     assert said["tables"] == 6
-    # A chart of each of four losses; SimCLR's pairwise loss, twice, and its set-level term.
-    assert said["charts"] == 8 + 3
+    # A chart of each of four losses; SimCLR's pairwise loss and its set-level term, two lines each, one of them empty.
+    assert said["charts"] == 8 + 4
     assert said["cut"] == []
 
 

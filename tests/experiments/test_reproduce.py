@@ -359,6 +359,7 @@ def leave_record(job: Job, results: Path, **changes: object) -> Path:
     path = job.record(results)
     path.parent.mkdir(parents=True, exist_ok=True)
     record = {"format": records.FORMAT, "name": job.name, "recipe": job.recipe.as_json(), "seed": job.seed}
+    record["final"] = {"probe_accuracy": 0.5}
     path.write_text(json.dumps(record | changes))
     return path
 
@@ -375,6 +376,8 @@ def test_what_is_not_the_runs_record_does_not_count_as_done(tmp_path):
         ({"recipe": recipe | {"epochs": 3}}, r"got another's \(epochs differ\)"),
         ({"recipe": None}, r"got another's \(method, "),
         ({"format": "another"}, "expected a record that setwise wrote"),
+        ({"final": {"probe_accuracy": float("nan")}}, "expected probe_accuracy to be a share, from 0 to 1, got nan"),
+        ({"final": {}}, "expected a run that was evaluated"),
     ):
         leave_record(second, tmp_path, **changes)
         for look in (listing, lambda jobs, results: reproduce(jobs, results=results, scratch=tmp_path, device=CPU)):
@@ -386,6 +389,13 @@ def test_what_is_not_the_runs_record_does_not_count_as_done(tmp_path):
         path.write_text(path.read_text()[:100])
     with pytest.raises(ValueError, match=r"expected a run record at .*seed-2.*\(and 1 more such\); move it away"):
         listing([first, second, third], tmp_path)
+
+
+def test_nowhere_to_put_checkpoints(tmp_path):
+    jobs = expand("table2", data="digits", seeds=(1,), only=("paper/digits-conv4-random",))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match=r"expected a folder for checkpoints, got .*file.*; give another --scratch"):
+        reproduce(jobs, results=tmp_path / "r", scratch=tmp_path / "file" / "s", device=CPU)
 
 
 def test_there_are_no_more_workers_than_runs(tmp_path, monkeypatch):

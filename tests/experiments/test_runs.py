@@ -19,7 +19,7 @@ from setwise.data import load
 from setwise.evaluation import load_encoder
 from setwise.experiments import records, runs
 from setwise.recipe import Recipe
-from setwise.training import checkpoint
+from setwise.training import checkpoint, surroundings
 
 SMALL = ["--device", "cpu", "--quiet", "--epochs", "2", "--probe-epochs", "20"]
 
@@ -256,11 +256,15 @@ def test_a_run_on_a_folder_is_found_and_checked_from_anywhere(tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     command = ["pretrain", *SMALL, "--epochs", "1", "--batch", "6", "--out", "run"]
     main([*command, "--data", "photos"])
-    assert json.loads((tmp_path / "run" / "record.json").read_text())["recipe"]["data"] == "photos"
+    record = json.loads((tmp_path / "run" / "record.json").read_text())
+    assert record["recipe"]["data"] == "photos"
+    assert set(record["final"]) == {"probe_accuracy"}  # 12 images have no 20 neighbours
     main([*command, "--data", "photos/", "--resume"])
     monkeypatch.chdir("/")
     main(["probe", str(tmp_path / "run")])
     (tmp_path / "photos").rename(tmp_path / "moved")
+    with pytest.raises(SystemExit, match=r"a data set at .*photos, got no such .* where it is now, by --data"):
+        main(["probe", str(tmp_path / "run")])
     main(["probe", str(tmp_path / "run"), "--data", str(tmp_path / "moved")])
     (tmp_path / "moved").rename(tmp_path / "photos")
     write_images(tmp_path / "photos" / "train" / "c", 2)
@@ -271,6 +275,14 @@ def test_a_run_on_a_folder_is_found_and_checked_from_anywhere(tmp_path, monkeypa
         main(["probe", str(tmp_path / "run")])
     main(["probe", str(tmp_path / "run"), "--data", str(tmp_path / "photos")])
     assert capsys.readouterr().out.count("probe accuracy") == 5
+
+
+def test_data_of_other_channels_are_not_probed_on(folder, tmp_path):
+    for split in ("train", "test"):
+        write_images(tmp_path / "photos" / split / "a", 4)  # read as colours
+    said = rf"expected images of 1 channel, as {folder} was trained on, got 3 \(photos\); give --data .* such images"
+    with pytest.raises(SystemExit, match=said):
+        main(["probe", str(folder), "--data", str(tmp_path / "photos"), "--device", "cpu"])
 
 
 def test_supervised_and_random_runs(tmp_path):
@@ -338,13 +350,13 @@ def test_a_record_is_json(tmp_path):
 def test_paths_tell_nothing_of_the_machine(tmp_path):
     words = ["pretrain", "--out", str(tmp_path / "x"), "--data", "photos/train", f"--root={tmp_path / 'a=b'}"]
     said = ["pretrain", "--out", "x", "--data", "photos/train", "--root=a=b"]
-    assert list(map(records.plain_path, words)) == said
+    assert list(map(surroundings.plain_path, words)) == said
 
 
 def test_the_command_is_recorded_without_the_machines_paths(monkeypatch):
     words = ["/somewhere/bin/setwise", "pretrain", "--out=/elsewhere/run", "--root", "/data/sets", "--seed", "3"]
     monkeypatch.setattr("sys.argv", words)
-    command = records.surroundings(torch.device("cpu"))["command"]
+    command = surroundings.surroundings(torch.device("cpu"))["command"]
     assert command == ["setwise", "pretrain", "--out=run", "--root", "sets", "--seed", "3"]
 
 
@@ -355,8 +367,8 @@ def test_the_commit_is_that_of_the_source(tmp_path, monkeypatch):
         return subprocess.run(["git", *who, *words], cwd=folder, check=True, capture_output=True, text=True).stdout
 
     def commit(file):
-        monkeypatch.setattr(records, "__file__", str(file))
-        return records.surroundings(torch.device("cpu"))["commit"]
+        monkeypatch.setattr(surroundings, "__file__", str(file))
+        return surroundings.surroundings(torch.device("cpu"))["commit"]
 
     folder = tmp_path / "checkout"
     folder.mkdir()

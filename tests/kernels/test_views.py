@@ -52,7 +52,7 @@ class TestKernels:
     @pytest.mark.parametrize(("channels", "height", "width"), SIZES)
     def test_same_views(self, name, channels, height, width):
         views, images, samples = (
-            preset(name, mean=(0.4,), std=(0.5,)),
+            preset(name, mean=0.4, std=0.5),
             batch(50, channels, height, width),
             torch.arange(50),
         )

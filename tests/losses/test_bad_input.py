@@ -46,7 +46,11 @@ def with_value(value: float) -> torch.Tensor:
         (good()[:0], good()[:0], "at least one row and one column"),
         (good()[:, :0], good()[:, :0], "at least one row and one column"),
         (good().long(), good().long(), r"expected z_a of a floating-point dtype, got torch.int64; convert it"),
-        (good(), good().double(), "expected z_b of dtype torch.float32 like z_a, got torch.float64"),
+        (
+            good(),
+            good().double(),
+            r"z_b of dtype torch.float32 like z_a, got torch.float64; convert one: z_b.to\(z_a.dtype\)",
+        ),
         (good(), torch.arange(4), r"expected z_b of shape .N, E., .* got torch.int64 of shape .4,., labels perhaps"),
         (good().numpy(), good(), "expected z_a to be a torch.Tensor, got ndarray; torch.as_tensor"),
         (None, good(), "expected z_a to be a torch.Tensor, got NoneType"),
@@ -231,6 +235,20 @@ def test_an_overflow_is_told_as_one(loss, gradient):
         loss(z_a.requires_grad_(gradient), z_b)
     loss(z_a.double(), z_b.double())
     loss(z_a / 1e20, z_b / 1e20)
+
+
+def test_terms_that_are_not_scalars():
+    rows = torch.nn.PairwiseDistance()  # one number an item
+
+    def mean(z_a, z_b):
+        return rows(z_a, z_b).mean()
+
+    for parts, name in (((rows, 0.5), "pairwise"), ((mean, 0.5, rows), "regularizer")):
+        with pytest.raises(ValueError, match=rf"expected {name} to return a scalar, got shape \(4,\); take its mean"):
+            sw.SetContrastive(*parts)(good(), good())
+    loss = sw.SetContrastive(mean, 0.5, mean)
+    compiled = torch.compile(loss, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(good(), good().flip(0)), loss(good(), good().flip(0)))
 
 
 def test_a_third_argument_that_is_no_pair_of_features():

@@ -60,7 +60,7 @@ def test_accuracy_and_loss_by_hand():
 
 def test_one_view_is_turned():
     # Not four views: flips and crops are the same in all turns of an image.
-    images, views = random_images(8), preset("self-supervised", mean=(0.5,), std=(0.25,))
+    images, views = random_images(8), preset("self-supervised", mean=0.5, std=0.25)
     encoder = Corners()
     Rotation(encoder, 4, views)(make_batch(images, epoch=3))
     expected = views(images, samples=torch.arange(8), seed=1, epoch=3)

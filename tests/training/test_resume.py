@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from setwise.cli import main
+from setwise.experiments.records import of_run
 from setwise.training import checkpoint, loop
 from setwise.training.engine import Engine
 from setwise.training.errors import TrainingError
@@ -71,6 +72,36 @@ def test_a_signal_stops_after_a_checkpoint_and_the_run_goes_on(tmp_path, number)
     found = checkpoint.load(tmp_path)
     assert 0 < found.epoch < 400
     assert len(found.history) == found.epoch
+
+
+def test_who_trained_a_part_of_it_is_known(tmp_path, monkeypatch, digits, recipe):
+    recipe = replace(recipe, epochs=4)
+
+    def go_on(command, until, **changes):
+        def after_epoch(engine, history):
+            if len(history) + 1 == until:
+                raise KeyboardInterrupt
+            return {}
+
+        monkeypatch.setattr("sys.argv", ["setwise", command])
+        how = How(CPU, resume=True, quiet=True, checkpoint_seconds=0)
+        return train(recipe, digits, tmp_path, seed=1, how=how, after_epoch=after_epoch)
+
+    for command, until in (("first", 2), ("second", 3), ("second", 4)):
+        with pytest.raises(KeyboardInterrupt):
+            go_on(command, until)
+    engine, last = go_on("third", None)
+    assert [(one["epoch"], one["command"][1]) for one in last.sittings] == [(1, "first"), (2, "second"), (4, "third")]
+    assert last.sittings[0]["versions"]["torch"] == torch.__version__
+    record = of_run("name", engine, last, {})
+    assert (record["command"], record["earlier"]) == (["setwise", "third"], last.sittings[:2])
+    again, last = go_on("another", None)
+    assert len(last.sittings) == 3, "it had no step to make"
+    record = of_run("name", again, last, {})
+    assert (record["command"], record["earlier"]) == (["setwise", "another"], last.sittings)
+    checkpoint.save(tmp_path / loop.FILE, replace(last, epoch=3, sittings=[]))
+    _, last = go_on("fourth", None)
+    assert [(one["epoch"], one.get("command")) for one in last.sittings] == [(1, None), (4, ["setwise", "fourth"])]
 
 
 def test_one_signal_may_come_twice(monkeypatch):

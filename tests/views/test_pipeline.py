@@ -19,7 +19,7 @@ def batch(n, channels=3, height=16, width=16, seed=0):
 @pytest.mark.parametrize("name", list(PRESETS))
 @pytest.mark.parametrize(("channels", "height", "width"), [(3, 16, 16), (1, 8, 8), (3, 9, 5)])
 def test_batches_do_not_matter(name, channels, height, width):
-    images, views = batch(67, channels, height, width), preset(name, mean=(0.5,), std=(0.25,))
+    images, views = batch(67, channels, height, width), preset(name, mean=0.5, std=0.25)
     whole = views(images, samples=torch.arange(67), seed=5, epoch=2)
     for step in (1, 2, 3, 16, 50):
         for part in torch.arange(67).split(step):
@@ -135,8 +135,13 @@ def test_bad_input():
         ValueError, match="expected dtype to be one of torch.float32, torch.bfloat16, got torch.float16"
     ):
         views(images, samples=samples, dtype=torch.float16, **keys)
-    with pytest.raises(ValueError, match="expected mean and std of 1 or 1 numbers|for images of 1 channels, got 3"):
-        replace(views, mean=(0.1,) * 3, std=(0.2,) * 3)(images[:, :1], samples=samples, **keys)
+    for count, one, channels in ((3, images[:, :1], "1 channel"), (1, images, "3 channels")):
+        short = replace(views, mean=(0.1,) * count, std=(0.2,) * count)
+        message = rf"expected mean and std for the {channels} of the images, got \(0.1,.*a number alone is for all"
+        with pytest.raises(ValueError, match=message):
+            short(one, samples=samples, **keys)
+        with pytest.raises(ValueError, match=message):
+            short.apply(one, short.draw(samples, (16, 16), **keys))
     with pytest.raises(ValueError, match=r"expected box of shape \(3, 4\)"):
         views.apply(images[:3], views.draw(samples, (16, 16), **keys))
     parameters = views.draw(samples, (16, 16), **keys)
@@ -148,6 +153,15 @@ def test_bad_input():
         views.apply(images, parameters._replace(box=parameters.box + 16))
     with pytest.raises(ValueError, match="expected preset to be one of .*did you mean 'supervised'"):
         preset("supervized")
+
+
+@pytest.mark.parametrize("number", [float, int, np.float32, np.int64])
+def test_one_number_is_for_all_channels(number):
+    one, std = number(2), number(4)
+    each = Views(mean=(2.0,) * 3, std=(4.0,) * 3)
+    for views in (Views(mean=one, std=std), Views(mean=one, std=(4.0,) * 3), preset("none", mean=one, std=std)):
+        assert views.finish(3, torch.float32, False) == each.finish(3, torch.float32, False)
+    assert Views(mean=one, std=std).finish(1, torch.float32, False).shift == (-0.5,)
 
 
 @pytest.mark.parametrize(
@@ -164,6 +178,9 @@ def test_bad_input():
         ({"padding": -1}, "expected padding"),
         ({"mean": (0.5, 0.5), "std": (0.5, 0.5)}, "expected mean and std of 1 or 3 numbers"),
         ({"mean": (0.5,), "std": (0.5,) * 3}, "expected mean and std of 1 or 3 numbers"),
+        ({"mean": 0.5, "std": (0.5, 0.5)}, "expected mean and std of 1 or 3 numbers"),
+        ({"mean": float("nan")}, "expected mean to be a finite number"),
+        ({"std": 0.0}, "expected std to be a finite number above 0"),
         ({"std": (0.0,)}, "expected std to be a finite number above 0"),
     ],
 )
@@ -174,7 +191,7 @@ def test_bad_settings(change, message):
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_contact_sheet(channels):
-    images, views = batch(3, channels, 8, 8), Views(mean=(0.4,), std=(0.2,))
+    images, views = batch(3, channels, 8, 8), Views(mean=0.4, std=0.2)
     sheet = contact_sheet(images, views, columns=4)
     pixels = np.asarray(sheet)
     assert sheet.mode == "RGB"

@@ -17,10 +17,10 @@ from torch.nn.functional import normalize
 
 from setwise.bench.timing import milliseconds, peak_bytes, turns
 from setwise.encoders import CifarResNet, projection_head
-from setwise.experiments.records import surroundings
 from setwise.losses.functional import qare
 from setwise.losses.modules import InfoNCE, QARe, SetContrastive
 from setwise.training.capture import captured
+from setwise.training.surroundings import surroundings
 
 DIMENSIONS = 64
 BETA = 0.5

@@ -25,11 +25,11 @@ from setwise.data.sets import split_sizes
 from setwise.encoders import create, projection_head
 from setwise.experiments.recipes import RECIPES as ALL
 from setwise.experiments.recipes import recipe as find
-from setwise.experiments.records import surroundings
 from setwise.kernels.conv_plan import processes_share, share_device
 from setwise.recipe import Recipe
 from setwise.training.engine import Engine
 from setwise.training.schedule import batch_sizes
+from setwise.training.surroundings import surroundings
 
 RECIPES = {
     "conv4": "paper/cifar10-conv4-simclr-qare",

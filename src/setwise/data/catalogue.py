@@ -127,7 +127,10 @@ def recognise(path: Path) -> str:
             f"expected a folder or a .mat file, got {path}; unpack it: `setwise data fetch NAME --source {path}`"
         )
     if not path.exists():
-        raise DataError(f"expected a data set at {path}, got no such file or folder")
+        raise DataError(
+            f"expected a data set at {path}, got no such file or folder; "
+            "give the path where it is now, by --data on the command line"
+        )
     raise DataError(
         f"expected CIFAR, tiny-ImageNet, CUHK-03 or train/CLASS/*.png|jpg at {path}, got none of them; "
         + see("how-to/your-data#folder")

@@ -10,7 +10,7 @@ from setwise.checks import check_option, see
 from setwise.data import cifar, cuhk03, digits, folder, tiny_imagenet
 from setwise.data.catalogue import CATALOGUE, recognise
 from setwise.data.errors import DataError
-from setwise.data.root import root_of
+from setwise.data.root import fetch_command, root_of
 from setwise.data.sets import ImageSet, MatchedSet, matched_halves
 from setwise.data.source import locate
 
@@ -97,8 +97,9 @@ def _find(name: str | os.PathLike[str], root: str | os.PathLike[str] | None) -> 
         path = locate(name, where)
         if path is None:
             raise DataError(
-                f"expected {name} in {where / name}, got none; run `setwise data fetch {name}`, "
-                f"or give root= or a path to where it is, {see('how-to/your-data#by-name')}"
+                f"expected {name} in {where / name}, got none; run `{fetch_command(name, root)}`, or say "
+                "where it is, by --root (root= in Python) or by its path in place of its name, "
+                + see("how-to/your-data#by-name")
             )
         return name, path, where
     path = Path(name).expanduser().resolve()

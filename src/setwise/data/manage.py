@@ -49,7 +49,7 @@ def check_and_tell(name: str, root: Path | None) -> bool:
     """Check a data set, say what was found; whether all is well."""
     console, report = Console(), check(name, root)
     for problem in report.problems:
-        console.print(f"[red]wrong[/] {problem}", soft_wrap=True, highlight=False)
+        console.print(f"[red]wrong:[/] {problem}", soft_wrap=True, highlight=False)
     if report.problems:
         return False
     if report.place is not None and report.managed:

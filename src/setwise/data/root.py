@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 
 
@@ -15,3 +16,8 @@ def default_root() -> Path:
 def root_of(root: str | os.PathLike[str] | None) -> Path:
     """The given root, or the default one, absolute."""
     return (Path(root) if root is not None else default_root()).expanduser().resolve()
+
+
+def fetch_command(name: str, root: str | os.PathLike[str] | None) -> str:
+    """The command that fetches a data set into this root."""
+    return f"setwise data fetch {name}" + ("" if root is None else f" --root {shlex.quote(str(root_of(root)))}")

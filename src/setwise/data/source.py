@@ -24,7 +24,7 @@ from setwise.data.archives import MANIFEST, Writer, copy_folder, unpack
 from setwise.data.catalogue import Entry, entry_of, file_digest, find, not_found, verify
 from setwise.data.download import download
 from setwise.data.errors import DataError
-from setwise.data.root import root_of
+from setwise.data.root import fetch_command, root_of
 
 VERSION = 1  # of the manifest
 FEW_FILES = 1000  # up to here each is flushed by itself; beyond, one sync of the system is faster
@@ -188,7 +188,8 @@ def check(name: str, root: str | os.PathLike[str] | None = None) -> Report:
         return Report(name, None)
     place = locate(name, where := root_of(root))
     if place is None:
-        return Report(name, None, problems=[f"expected {name} in {where}, got none; run `setwise data fetch {name}`"])
+        run = fetch_command(name, root)
+        return Report(name, None, problems=[f"expected {name} in {where}, got none; run `{run}`"])
     managed = (place / MANIFEST).is_file()
     report = Report(name, place, managed=managed)
     files: dict[str, tuple[int, str]] = {}

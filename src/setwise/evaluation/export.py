@@ -304,7 +304,9 @@ def _bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
-        raise ValueError(f"expected an exported encoder, got no file {path}; `setwise export` writes one") from error
+        below = path.parent / "encoder"  # where `setwise export` puts that of a run
+        hint = f"did you mean {below}?" if (below / CONFIG).is_file() else "`setwise export` writes one"
+        raise ValueError(f"expected an exported encoder, got no file {path}; {hint}") from error
 
 
 def _sha256(data: bytes) -> str:

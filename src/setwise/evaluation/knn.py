@@ -12,6 +12,7 @@ from setwise.checks import check_count, check_number
 from setwise.evaluation.inputs import check_splits
 from setwise.similarity import normalize
 
+KS = (20, 200)
 # Votes are counted in integers, in this part of the nearest neighbour's: sums of integers do not depend on their
 # order, which a GPU does not keep. 2^40 is finer than float32 by far, and 2^23 neighbours' sum still fits.
 ONE_VOTE = 2.0**40
@@ -25,7 +26,7 @@ def knn_accuracy(
     test_y: Tensor,
     *,
     classes: int,
-    k: int | Sequence[int] = (20, 200),
+    k: int | Sequence[int] | None = None,
     temperature: float = 0.1,
     chunk: int = 1024,
 ) -> dict[int, float]:
@@ -34,8 +35,8 @@ def knn_accuracy(
         class of z  =  argmax_c  sum over the k nearest x_i with y_i = c of exp(cos(z, x_i) / temperature)
 
     Wu et al. 2018, section 3.4, with the k and the temperature of today's libraries. Features are [N, F] and [M, F],
-    labels int64. A k larger than N is clipped to N: all training samples vote, and the result still has the k that
-    was asked for as its key. A zero vector has similarity 0 to all.
+    labels int64. ``k`` is at most N; None is 20 and 200, less those above N, and the result is empty where both are.
+    A zero vector has similarity 0 to all.
 
     Neighbours equally near are taken in the order of the training samples, and of classes with equal votes the
     first wins. Similarities are computed in float64 and rounded to float32, so that copies of a sample are equally
@@ -44,16 +45,25 @@ def knn_accuracy(
     check_splits(train_x, train_y, test_x, test_y, classes)
     check_number(temperature, "temperature", above=0)
     check_count(chunk, "chunk")
+    if k is None:
+        k = [count for count in KS if count <= len(train_x)]
+        if not k:
+            return {}
     k = (k,) if isinstance(k, (int, np.integer)) else k
     if not k:
         raise ValueError("expected at least one k, got none")
     for count in k:
         check_count(count, "k")
+    if max(k) > len(train_x):
+        raise ValueError(
+            f"expected k of at most {len(train_x)}, the number of training samples, got {max(k)}; "
+            "give a smaller k, or more samples"
+        )
     train = normalize(train_x.double())
     right = dict.fromkeys(k, 0)
     for x, y in zip(torch.split(test_x, int(chunk)), torch.split(test_y, int(chunk)), strict=True):
         similarity = (normalize(x.double()) @ train.mT).float()
-        near, index = _nearest(similarity, min(max(k), len(train)))
+        near, index = _nearest(similarity, max(k))
         labels = train_y[index]
         # Relative to the nearest one, which changes no decision and cannot overflow.
         weights = ((near.double() - near[:, :1]) / temperature).exp().mul_(ONE_VOTE).round_().long()

@@ -158,13 +158,7 @@ def _run(place: str, record: dict[str, Any]) -> Run:
         raise ValueError(f"expected a run of a named recipe, got {name!r}")
     if not isinstance(recipe, dict) or isinstance(seed, bool) or not isinstance(seed, int):
         raise ValueError("expected a record with its recipe and its seed, got neither or one of them")
-    final = record.get("final")
-    if not isinstance(final, dict) or not final:
-        raise ValueError("expected a run that was evaluated, got one without final numbers")
-    for measure, value in final.items():
-        share = number(value)
-        if measure.endswith("accuracy") and value is not None and (share is None or not 0 <= share <= 1):
-            raise ValueError(f"expected {measure} to be a share, from 0 to 1, got {str(value)[:40]}")
+    records.check_final(record)
     named = RECIPES[name]
     usual = named.as_json()
     matching = named.method == "matching"
@@ -306,6 +300,12 @@ def epochs(run: Run) -> list[dict[str, Any]]:
     """What a record holds of each epoch; nothing where it holds something else."""
     found = run.record.get("epochs")
     return [row for row in found if isinstance(row, dict)] if isinstance(found, list) else []
+
+
+def sittings(run: Run) -> list[dict[str, Any]]:
+    """What a record says of the processes that made the run, the last of which evaluated it; in order."""
+    found = run.record.get("earlier")
+    return [*(one for one in found if isinstance(one, dict)), run.record] if isinstance(found, list) else [run.record]
 
 
 def machine(run: Run) -> str:

@@ -13,6 +13,7 @@ from setwise.experiments.ablation import bests_of, is_ablation
 from setwise.experiments.collected import collect, groups
 from setwise.experiments.recipes import DATA, MATCHING_DATA, MATCHING_LOSSES, recipe
 from setwise.recipe import Recipe
+from setwise.training.surroundings import plain_path
 
 
 @dataclass(frozen=True)
@@ -40,12 +41,16 @@ class Job:
             return
         found = records.read(path)
         theirs, mine = records.whole_recipe(found), self.recipe.as_json()
-        mine["data"] = records.plain_path(self.recipe.data)
+        mine["data"] = plain_path(self.recipe.data)
         other = [key for key in mine if theirs[key] != mine[key]]
         other += [key for key, value in (("name", self.name), ("seed", self.seed)) if found.get(key) != value]
         if other:
             names = ", ".join(other)
             raise ValueError(f"expected the record of this run at {path}, got another's ({names} differ)")
+        try:
+            records.check_final(found)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
 
 
 @dataclass(frozen=True)

@@ -3,63 +3,36 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
-import subprocess
-import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import scipy
-import torch
-
+from setwise.experiments.statistics import number
 from setwise.recipe import Recipe
 from setwise.training.checkpoint import Checkpoint, write_text
 from setwise.training.engine import Engine
-from setwise.version import __version__
+from setwise.training.surroundings import plain_path, same, surroundings
 
 FORMAT = "setwise run 1"
 FILE = "record.json"
 
 
-def surroundings(device: torch.device) -> dict[str, Any]:
-    """Where and with what something ran: commit, versions, hardware, command."""
-    hardware: dict[str, Any] = {"device": device.type, "machine": platform.machine(), "cores": os.cpu_count()}
-    if device.type == "cuda":
-        hardware |= {"name": torch.cuda.get_device_name(device), "cuda": torch.version.cuda}
-    else:
-        hardware |= {"name": _processor(), "threads": torch.get_num_threads()}
-    return {
-        "commit": _commit(),
-        "versions": {
-            "setwise": __version__,
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "numpy": np.__version__,
-            "scipy": scipy.__version__,
-        },
-        "hardware": hardware,
-        "command": [Path(sys.argv[0]).name, *map(plain_path, sys.argv[1:])],
-    }
-
-
-def plain_path(word: str) -> str:
-    """An absolute path's last part, any other word itself: where things lie on a machine is nobody's business."""
-    option, equals, path = word.partition("=") if word.startswith("--") else ("", "", word)
-    return option + equals + (Path(path).name if Path(path).is_absolute() else path)
-
-
 def of_run(name: str, engine: Engine, last: Checkpoint, data: dict[str, Any]) -> dict[str, Any]:
-    """The record of a run that has ended; ``data`` says what it was trained and tested on."""
+    """The record of a run that has ended; ``data`` says what it was trained and tested on.
+
+    Commit, versions, hardware and command are of the process that evaluates it. "earlier" are those of others that
+    trained a part of it, if there were any, each with the epoch that it began in.
+    """
+    here = surroundings(engine.device)
+    earlier = [sitting for sitting in last.sittings if not same(sitting, here)]
     return {
         "name": name,
         "recipe": engine.recipe.as_json() | {"data": plain_path(engine.recipe.data)},
         "seed": engine.seed,
         "precision": engine.precision,
         "processes": engine.processes.size,
-        **surroundings(engine.device),
+        **here,
+        **({"earlier": earlier} if earlier else {}),
         "data": data,
         "timings": {"training_seconds": last.seconds},
         "epochs": last.history,
@@ -90,31 +63,18 @@ def read(path: Path) -> dict[str, Any]:
     return found
 
 
+def check_final(record: dict[str, Any]) -> None:
+    """Raise unless a record has final numbers, whose accuracies, where there are any, can be such."""
+    final = record.get("final")
+    if not isinstance(final, dict) or not final:
+        raise ValueError("expected a run that was evaluated, got one without final numbers")
+    for measure, value in final.items():
+        share = number(value)
+        if measure.endswith("accuracy") and value is not None and (share is None or not 0 <= share <= 1):
+            raise ValueError(f"expected {measure} to be a share, from 0 to 1, got {str(value)[:40]}")
+
+
 def whole_recipe(record: dict[str, Any]) -> dict[str, Any]:
     """A record's recipe; a field that is younger than the record has its default, what was done before the choice."""
     found = record.get("recipe")
     return {one.name: one.default for one in fields(Recipe)} | (found if isinstance(found, dict) else {})
-
-
-def _commit() -> str | None:
-    """The commit of the source that runs, "+" if it was changed since; None where it is not a checkout."""
-    source = Path(__file__).parent
-
-    def git(*words: str) -> str:
-        run = subprocess.run(["git", "-C", str(source), *words], capture_output=True, text=True, timeout=10, check=True)
-        return run.stdout.strip()
-
-    try:
-        if not git("ls-files", __file__):
-            return None
-        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--", str(source)) else "")
-    except (OSError, subprocess.SubprocessError):
-        return os.environ.get("SETWISE_COMMIT")
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor()

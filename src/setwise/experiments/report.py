@@ -13,7 +13,7 @@ from typing import Any
 from setwise.checks import see
 from setwise.experiments.ablation import ablation_answer, ablation_table, is_ablation
 from setwise.experiments.claims import claims, differences, lead, pictured, settings
-from setwise.experiments.collected import Group, Run, collect, groups, machine, mean_curve
+from setwise.experiments.collected import Group, Run, collect, groups, mean_curve, sittings
 from setwise.experiments.figures import Timing, cost_table, costs_onto, sweep_onto, sweep_table, sweeps, timings
 from setwise.experiments.page import Page
 from setwise.experiments.paper_numbers import word
@@ -38,7 +38,7 @@ def report(results: Path, out: Path) -> list[Path]:
         also = f" that can be read ({_count(len(aside), 'file')} set aside, the first: {aside[0]})" if aside else ""
         raise ValueError(
             f"expected records of runs below {results / 'runs'}, got none{also}; `setwise reproduce table1` makes "
-            f"some, {see('how-to/reproduce')}"
+            f"some, runs of your own have theirs in their folders, {see('how-to/reproduce')}"
         )
     found = groups(runs)
     files = [out / "index.html"]
@@ -142,8 +142,7 @@ def _curves(page: Page, group: Group) -> None:
         for what, (y, unit, value) in kinds.items():
             scale = 100.0 if unit else 1.0
             series = {row.label: [(x, scale * v) for x, v in mean_curve(row.runs.values(), value)] for row in rows}
-            series = {label: points for label, points in series.items() if points}
-            if series:
+            if any(series.values()):  # a row without any keeps its colour
                 title = f"{word(base)}, {what}"
                 page.curves(title, series, x="epoch", y=f"{y}, {unit}".rstrip(", "), note=group.title)
 
@@ -152,14 +151,9 @@ def provenance(runs: Iterable[Run]) -> str:
     """Commit, versions, hardware and command, each with the records that were made so."""
     made: dict[str, list[Run]] = {}
     for run in runs:
-        record = run.record
-        command = record.get("command")
-        lines = [
-            f"$ {shlex.join(map(str, command))}" if isinstance(command, list) else "command unknown",
-            f"commit {record.get('commit') or 'unknown'}",
-            "versions " + _pairs(record.get("versions")),
-            f"{machine(run)}; " + _pairs(record.get("hardware")),
-        ]
+        *earlier, last = sittings(run)
+        lines = [f"{_made(one)}\ntrained from epoch {one.get('epoch', 'unknown')} on, then:" for one in earlier]
+        lines += [_made(last), f"precision {run.record.get('precision') or 'unknown'}"]
         made.setdefault("\n".join(lines), []).append(run)
     parts = []
     for how, members in made.items():
@@ -171,6 +165,18 @@ def provenance(runs: Iterable[Run]) -> str:
         lines = [f"  {folder}: seed {', '.join(map(str, sorted(seeds)))}" for folder, seeds in sorted(folders.items())]
         parts.append("\n".join([how, f"{_count(len(members), 'run')}, {total:,.0f} s of training", *lines]))
     return "\n\n".join(parts)
+
+
+def _made(by: dict[str, Any]) -> str:
+    """Command, commit, versions and hardware of a process."""
+    command = by.get("command")
+    lines = [
+        f"$ {shlex.join(map(str, command))}" if isinstance(command, list) else "command unknown",
+        f"commit {by.get('commit') or 'unknown'}",
+        f"versions {_pairs(by.get('versions'))}",
+        f"hardware {_pairs(by.get('hardware'))}",
+    ]
+    return "\n".join(lines)
 
 
 def _pairs(values: object) -> str:

@@ -190,6 +190,10 @@ def reproduce(
     """
     check_count(at_once, "at_once")
     check_records(jobs, results)
+    try:
+        scratch.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"expected a folder for checkpoints, got {error}; give another --scratch") from error
     places = [job.record(results) for job in jobs]
     for path in places:
         _failure(path).unlink(missing_ok=True)

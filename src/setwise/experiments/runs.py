@@ -196,6 +196,12 @@ def probe(
     if data is None and recipe.method != "matching":  # which is trained on two views of others
         advice = "--data says which data to probe on"
         check_same_data(found.data, about(train_set), f"{path} was trained on", advice)
+    trained, given = found.data["shape"][0], train_set.images.shape[1]
+    if given != trained:
+        raise ValueError(
+            f"expected images of {trained} channel{'s' * (trained > 1)}, as {path} was trained on, "
+            f"got {given} ({train_set.name}); give --data (data= in Python) with such images"
+        )
     result = evaluate_encoder(encoder, train_set, test_set, recipe, seed=found.seed, device=device)
     if fine_tune:
         tuning = replace(recipe, method="supervised", loss=None, beta=None, **FINE_TUNING)  # type: ignore[arg-type]

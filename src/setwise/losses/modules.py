@@ -262,12 +262,17 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
+def _check_scalar(term: object, name: str) -> None:
+    if isinstance(term, Tensor) and term.ndim:
+        raise ValueError(f"expected {name} to return a scalar, got shape {tuple(term.shape)}; take its mean")
+
+
 class SetContrastive(nn.Module):
     """A pairwise loss and a set-level regulariser: alpha · pairwise + beta · regulariser, Algorithms 1 and 2.
 
-    ``pairwise`` is any ``loss(z_a, z_b)``. The regulariser is by default the ``QARe`` of its similarity, cosine where
-    it does not say. With ``on="features"`` it sees other vectors of the same items than the pairwise loss does, such as
-    an encoder's features before the head: ``loss(z_a, z_b, (h_a, h_b))``.
+    ``pairwise`` is any ``loss(z_a, z_b)`` that returns a scalar. The regulariser is by default the ``QARe`` of its
+    similarity, cosine where it does not say. With ``on="features"`` it sees other vectors of the same items than the
+    pairwise loss does, such as an encoder's features before the head: ``loss(z_a, z_b, (h_a, h_b))``.
 
     Examples:
         >>> loss = sw.SetContrastive(sw.InfoNCE(temperature=0.5), beta=0.5)  # pairwise + 0.5 · QARe
@@ -331,6 +336,8 @@ class SetContrastive(nn.Module):
             regularizer.record_stream(here)
         else:
             pairwise, regularizer = self.pairwise(z_a, z_b), self.regularizer(*sets)
+        _check_scalar(pairwise, "pairwise")
+        _check_scalar(regularizer, "regularizer")
         loss = self.alpha * pairwise + self.beta * regularizer
         return {"loss": loss, "pairwise": pairwise, "regularizer": regularizer}
 

@@ -36,6 +36,7 @@ class Checkpoint:
     tensors: dict[str, Tensor] = field(repr=False)
     data: dict[str, Any] = field(default_factory=dict)  # what the encoder was trained on: channels, size, mean, std
     seconds: float = 0.0  # of training so far
+    sittings: list[dict[str, Any]] = field(default_factory=list)  # who trained it: surroundings, and from which epoch
 
     def encoder_state(self) -> dict[str, Tensor]:
         """The encoder's weights: those of the chosen epoch where one was chosen, as matching does."""
@@ -85,6 +86,7 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
         "history": checkpoint.history,
         "data": checkpoint.data,
         "seconds": checkpoint.seconds,
+        "sittings": checkpoint.sittings,
     }
     try:
         with replacing(path) as temporary:
@@ -124,13 +126,18 @@ def load(path: str | os.PathLike[str]) -> Checkpoint:
         recipe = Recipe.from_json(about["recipe"])  # first: it tells what another version lacks
         counts = {name: about[name] for name in ("seed", "epoch", "step")}
         history, data, seconds = about["history"], dict(about["data"]), float(about["seconds"])
+        sittings = about.get("sittings", [])  # older ones do not know
         if not all(isinstance(x, int) and x >= 0 for x in counts.values()) or not math.isfinite(seconds):
             raise ValueError(f"counters {counts}, {seconds} seconds")
         if not isinstance(history, list) or not all(isinstance(row, dict) for row in history):
             raise ValueError("a history that is no list of epochs")
+        if not isinstance(sittings, list) or not all(isinstance(one, dict) for one in sittings):
+            raise ValueError("sittings that are no list")
         if not isinstance(data.get("shape", []), list):
             raise ValueError(f"images of shape {data['shape']!r}")
-        return Checkpoint(recipe=recipe, history=history, tensors=tensors, data=data, seconds=seconds, **counts)
+        return Checkpoint(
+            recipe, **counts, history=history, tensors=tensors, data=data, seconds=seconds, sittings=sittings
+        )
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{foreign}one that this version cannot read ({error}){instead}") from error
 

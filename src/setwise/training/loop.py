@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -26,6 +26,7 @@ from setwise.training.engine import Engine
 from setwise.training.errors import Interrupted, TrainingError, out_of_memory
 from setwise.training.processes import Processes
 from setwise.training.progress import Metrics, Reporter
+from setwise.training.surroundings import same, surroundings
 
 AfterEpoch = Callable[[Engine, list[dict[str, Any]]], dict[str, Any]]
 
@@ -137,6 +138,7 @@ class _Run:
     reporter: Reporter
     checkpoint_seconds: float
     after_epoch: AfterEpoch | None
+    sittings: list[dict[str, Any]] = field(default_factory=list)
     began: float = 0.0
     saved: float = 0.0
     looked: float = 0.0
@@ -149,6 +151,9 @@ class _Run:
         self.began = time.perf_counter() - (0.0 if found is None else found.seconds)
         self.saved = time.monotonic()
         first, step = (0, 0) if found is None else (found.epoch, found.step)
+        here = surroundings(self.engine.device)
+        before = [] if found is None else found.sittings or [{"epoch": 1}]  # older checkpoints do not say
+        self.sittings = before if before and same(before[-1], here) else [*before, {"epoch": first + 1, **here}]
         with _Signals() as signals:
             for epoch in range(first, epochs):
                 self.epoch(epoch, step if epoch == first else 0, signals)
@@ -206,6 +211,7 @@ class _Run:
             tensors=engine.tensors(),
             data=about(engine.data),
             seconds=time.perf_counter() - self.began,
+            sittings=self.sittings,
         )
         if engine.processes.first:
             checkpoints.save(self.path, now)
@@ -299,7 +305,7 @@ def _found(path: Path, recipe: Recipe, seed: int, data: dict[str, Any], resume: 
     if different:
         raise ValueError(
             f"expected the checkpoint {path} to be of this run, but it has {'; '.join(different)}; "
-            + see("how-to/errors#resume")
+            f"remove {path.parent} to begin anew, or give another place, {see('how-to/errors#resume')}"
         )
     advice = f"give another --out, {see('how-to/errors#resume')}"
     check_same_data(found.data, data, f"the run in {path.parent} began with", advice)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -45,8 +46,8 @@ class Views:
     hue: float = 0.0  # uniform in [-x, x] turns
     jitter: float = 0.0  # probability of these four, in random order
     grey: float = 0.0  # probability
-    mean: tuple[float, ...] = (0.0,)  # one number for all channels, or one for each
-    std: tuple[float, ...] = (1.0,)
+    mean: float | tuple[float, ...] = 0.0  # a number for all channels, or a tuple of one for each
+    std: float | tuple[float, ...] = 1.0
 
     def __post_init__(self) -> None:
         """Raise if a number makes no sense."""
@@ -64,12 +65,12 @@ class Views:
                 raise ValueError(f"expected {name} to be two numbers, the smaller one first and above 0, got {ends!r}")
         if not isinstance(self.padding, int) or self.padding < 0:
             raise ValueError(f"expected padding to be a number of pixels, 0 or more, got {self.padding!r}")
-        if len(self.mean) != len(self.std) or len(self.mean) not in (1, 3):
-            raise ValueError(f"expected mean and std of 1 or 3 numbers each, got {self.mean!r} and {self.std!r}")
-        for value in self.mean:
+        for value in _numbers(self.mean, 1):
             check_number(value, "mean")
-        for value in self.std:
+        for value in _numbers(self.std, 1):
             check_number(value, "std", above=0)
+        if not any(len(_numbers(self.mean, n)) == len(_numbers(self.std, n)) == n for n in (1, 3)):
+            raise ValueError(f"expected mean and std of 1 or 3 numbers each, got {self.mean!r} and {self.std!r}")
 
     def ranges(self, size: tuple[int, int]) -> Ranges:
         """What the parameters for images of this size are drawn from."""
@@ -94,15 +95,16 @@ class Views:
         """What becomes of values in [0, 1] in the end."""
         if dtype not in DTYPES:
             raise ValueError(f"expected dtype to be one of {', '.join(map(str, DTYPES))}, got {dtype}")
-        if len(self.mean) not in (1, channels):
+        means, stds = _numbers(self.mean, channels), _numbers(self.std, channels)
+        if not len(means) == len(stds) == channels:
             raise ValueError(
-                f"expected mean and std of 1 or {channels} numbers for images of {channels} channels, "
-                f"got {len(self.mean)}; replace(views, mean=..., std=...) changes them"
+                f"expected mean and std for the {channels} channel{'s' * (channels > 1)} of the images, "
+                f"got {self.mean!r} and {self.std!r}; replace(views, mean=..., std=...) changes them, "
+                "a number alone is for all channels"
             )
-        repeat = channels // len(self.mean)
-        scale = tuple(1 / float(std) for std in self.std)
-        shift = tuple(-float(mean) / float(std) for mean, std in zip(self.mean, self.std, strict=True))
-        return Finish(scale * repeat, shift * repeat, dtype, channels_last)
+        scale = tuple(1 / float(std) for std in stds)
+        shift = tuple(-float(mean) / float(std) for mean, std in zip(means, stds, strict=True))
+        return Finish(scale, shift, dtype, channels_last)
 
     def draw(
         self,
@@ -204,6 +206,11 @@ class Views:
         return pairs
 
 
+def _numbers(value: float | tuple[float, ...], channels: int) -> tuple[float, ...]:
+    """One number a channel; a tuple is left as it is."""
+    return (value,) * channels if isinstance(value, (int, float, np.integer, np.floating)) else tuple(value)
+
+
 def _check_range(values: tuple[float, ...], name: str, low: float, high: float) -> None:
     for value in values:
         check_number(value, name, least=low)
@@ -282,8 +289,8 @@ PRESETS = {
 }
 
 
-def preset(name: str, *, mean: tuple[float, ...] = (0.0,), std: tuple[float, ...] = (1.0,)) -> Views:
-    """The views of that name, one of ``PRESETS``, with a normalisation.
+def preset(name: str, *, mean: float | tuple[float, ...] = 0.0, std: float | tuple[float, ...] = 1.0) -> Views:
+    """The views of that name, one of ``PRESETS``, with a normalisation: a number for all channels, or one for each.
 
     ``dataclasses.replace`` changes a number: 64 x 64 images take ``replace(preset("supervised"), padding=8)``.
 

@@ -1,0 +1,72 @@
+"""Where and with what something runs: commit, versions, hardware, command."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy
+import torch
+
+from setwise.version import __version__
+
+
+def surroundings(device: torch.device) -> dict[str, Any]:
+    """Where and with what something ran: commit, versions, hardware, command."""
+    hardware: dict[str, Any] = {"device": device.type, "machine": platform.machine(), "cores": os.cpu_count()}
+    if device.type == "cuda":
+        hardware |= {"name": torch.cuda.get_device_name(device), "cuda": torch.version.cuda}
+    else:
+        hardware |= {"name": _processor(), "threads": torch.get_num_threads()}
+    return {
+        "commit": _commit(),
+        "versions": {
+            "setwise": __version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+            "scipy": scipy.__version__,
+        },
+        "hardware": hardware,
+        "command": [Path(sys.argv[0]).name, *map(plain_path, sys.argv[1:])],
+    }
+
+
+def plain_path(word: str) -> str:
+    """An absolute path's last part, any other word itself: where things lie on a machine is nobody's business."""
+    option, equals, path = word.partition("=") if word.startswith("--") else ("", "", word)
+    return option + equals + (Path(path).name if Path(path).is_absolute() else path)
+
+
+def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether two of them are alike, whatever else the first has."""
+    return all(one.get(key) == value for key, value in other.items())
+
+
+def _commit() -> str | None:
+    """The commit of the source that runs, "+" if it was changed since; None where it is not a checkout."""
+    source = Path(__file__).parent
+
+    def git(*words: str) -> str:
+        run = subprocess.run(["git", "-C", str(source), *words], capture_output=True, text=True, timeout=10, check=True)
+        return run.stdout.strip()
+
+    try:
+        if not git("ls-files", __file__):
+            return None
+        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--", str(source)) else "")
+    except (OSError, subprocess.SubprocessError):
+        return os.environ.get("SETWISE_COMMIT")
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor()
