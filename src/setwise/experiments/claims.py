@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from setwise.experiments.ablation import bests_of, is_ablation
 from setwise.experiments.chart import Interval
-from setwise.experiments.collected import TERMS, Group, Row
+from setwise.experiments.collected import TERMS, Group, Row, probed
 from setwise.experiments.figures import sweeps
 from setwise.experiments.paper_numbers import SAFE_WEIGHTS, word
 from setwise.experiments.spectra import by_seed, last_look
@@ -91,7 +91,7 @@ def _beats_structural(found: Sequence[Group]) -> list[Found]:
 def _beats_zero(found: Sequence[Group]) -> list[Found]:
     """QARe minus the same form with weight 0: of probes, where the released form clamps too."""
     rows: list[Found] = []
-    for group in _probed(found):
+    for group in probed(found):
         others = {row.base: row for row in group.rows if (row.term, row.loss, row.weight) == ("qare", "", 0.0)}
         for ours, _ in compared(group, "qare"):
             rows += _beaten(group, ours, others[ours.base], word(ours.base)) if ours.base in others else []
@@ -141,7 +141,7 @@ def pictured(found: Sequence[Group]) -> list[Interval]:
 
 def _sparse_helps(found: Sequence[Group]) -> list[Found]:
     rows: list[Found] = []
-    for group in _probed(found):
+    for group in probed(found):
         sparse, dense = group.plain("sparseclr"), group.plain("simclr")
         difference = paired_difference(sparse.values("probe_accuracy"), dense.values("probe_accuracy"))
         if difference is not None:
@@ -153,7 +153,7 @@ def _sparse_helps(found: Sequence[Group]) -> list[Found]:
 
 def _weights_are_safe(found: Sequence[Group]) -> list[Found]:
     rows: list[Found] = []
-    for sweep in (sweep for group in _probed(found) for sweep in sweeps(group)):
+    for sweep in (sweep for group in probed(found) for sweep in sweeps(group)):
         if (difference := sweep.against_plain()) is not None:
             rows.append((f"{sweep.label}: {sweep.group.setting}", "yes", difference, VERDICTS[difference.side]))
     return rows
@@ -161,7 +161,7 @@ def _weights_are_safe(found: Sequence[Group]) -> list[Found]:
 
 def _support_is_sparse(found: Sequence[Group]) -> list[Found]:
     rows: list[Found] = []
-    for group in _probed(found):
+    for group in probed(found):
         last = last_look(group.plain("sparseclr"))
         looks = last[1] if last else {}
         negatives = {seed: value for seed, value in by_seed(looks, "negatives").items() if value}
@@ -174,7 +174,7 @@ def _support_is_sparse(found: Sequence[Group]) -> list[Found]:
 
 def _false_negatives(found: Sequence[Group]) -> list[Found]:
     rows: list[Found] = []
-    for group in _probed(found):
+    for group in probed(found):
         looks = [last_look(group.plain(base)) for base in ("sparseclr", "simclr")]
         sparse, dense = (by_seed(look[1], "same_class_weight") if look else {} for look in looks)
         if difference := paired_difference(sparse, dense):
@@ -185,7 +185,7 @@ def _false_negatives(found: Sequence[Group]) -> list[Found]:
 def _gains_on_both(found: Sequence[Group]) -> list[Found]:
     """Each set-level form that was run on both encoders, by the encoder that it does less for."""
     forms: dict[tuple[str, str, str, str], dict[str, PairedDifference]] = {}
-    for group in _probed(found):
+    for group in probed(found):
         for row in group.rows:
             difference = group.difference(row, "probe_accuracy")
             if difference is not None and group.encoder in BOTH and (group.is_main(row) or row.loss) and row.weight:
@@ -218,7 +218,7 @@ def _best_holds(found: Sequence[Group]) -> list[Found]:
         for encoder in BOTH:
             seen = {run.seed for run in group.runs} if encoder == group.encoder else set()
             difference = None
-            for other in _probed(found):
+            for other in probed(found):
                 if (other.form, other.data, other.encoder, other.changed) == (group.form, group.data, encoder, ""):
                     for candidate in (one for one in other.rows if one.runs and _loss(one) == _loss(row)):
                         fresh = {s: v for s, v in candidate.values("probe_accuracy").items() if s not in seen}
@@ -235,10 +235,6 @@ def _loss(row: Row) -> tuple[object, object]:
     """Which loss its runs had, whatever their recipe is called."""
     recipe = next(iter(row.runs.values())).record["recipe"]
     return recipe.get("loss"), recipe.get("beta")
-
-
-def _probed(found: Sequence[Group]) -> list[Group]:
-    return [group for group in found if group.kind == "classification" and not group.validation]
 
 
 # The question, the claim in few words, what the paper says, and what answers it.

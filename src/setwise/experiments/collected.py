@@ -211,6 +211,11 @@ def groups(runs: Iterable[Run]) -> list[Group]:
     return [_group(key, sorted_in[key]) for key in sorted(sorted_in, key=order)]
 
 
+def probed(found: Sequence[Group]) -> list[Group]:
+    """Those of linear probes on the test split."""
+    return [group for group in found if group.kind == "classification" and not group.validation]
+
+
 def _group(key: tuple[Any, ...], runs: list[Run]) -> Group:
     kind, form, data, encoder, instances, changed = key
     if kind == "matching":

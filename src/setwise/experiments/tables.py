@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from setwise.experiments import paper_numbers
-from setwise.experiments.collected import METHODS, TERMS, Group, Row, machine, sittings
+from setwise.experiments.collected import METHODS, TERMS, Group, Row, machine, probed, sittings
 from setwise.experiments.page import Page
 from setwise.experiments.paper_numbers import word
 from setwise.experiments.statistics import MeanStd, PairedDifference, number, paired_difference
@@ -120,9 +120,8 @@ def classification_table(group: Group) -> Table:
 def overview(found: Sequence[Group]) -> list[Table]:
     """Probe accuracies of all encoders and data sets side by side, a table for each form that has several."""
     by_form: dict[tuple[str, str], list[Group]] = {}
-    for group in found:
-        if group.kind == "classification" and not group.validation:
-            by_form.setdefault((group.form, group.changed), []).append(group)
+    for group in probed(found):
+        by_form.setdefault((group.form, group.changed), []).append(group)
     tables = []
     for (form, changed), members in by_form.items():
         if len(members) < 2:
@@ -147,13 +146,13 @@ def overview(found: Sequence[Group]) -> list[Table]:
 def tables_of(found: Sequence[Group]) -> list[Table]:
     """All tables, in the order of a report."""
     matching = [matching_table(group) for group in found if group.kind == "matching"]
-    return matching + overview(found) + [classification_table(group) for group in _tested(found)]
+    return matching + overview(found) + [classification_table(group) for group in probed(found)]
 
 
 def changes_table(found: Sequence[Group]) -> Table | None:
     """What changes of a recipe do, each against the same recipe with fewer of them or none; None without any."""
     rows: list[list[Cell]] = []
-    for group in _tested(found):
+    for group in probed(found):
         for row in group.rows:
             if (fewest := _fewer_changes(found, group, row)) is None:
                 continue
@@ -181,15 +180,11 @@ def _fewer_changes(found: Sequence[Group], group: Group, row: Row) -> tuple[list
         near = [(_changes(group), group.plain(row.base))]
     else:
         setting = (group.form, group.data, group.encoder)
-        like = [other for other in _tested(found) if (other.form, other.data, other.encoder) == setting]
+        like = [other for other in probed(found) if (other.form, other.data, other.encoder) == setting]
         fewer = [other for other in like if set(_changes(other)) < set(_changes(group))]
         fewer.sort(key=lambda other: -len(_changes(other)))
         near = [(_changes(other), one) for other in fewer for one in other.rows if one.label == row.label]
     return next((pair for pair in near if mine.keys() & pair[1].values("probe_accuracy").keys()), None)
-
-
-def _tested(found: Sequence[Group]) -> list[Group]:
-    return [group for group in found if group.kind == "classification" and not group.validation]
 
 
 def _with(changes: Sequence[str]) -> str:
