@@ -30,10 +30,10 @@ EXPLAINED = (
     "training images, one for each seed; means over the seeds."
 )
 LOOKS = (
-    "What the loss looks at is of that batch, at the last epoch that was measured: how many of a view's negatives "
-    "have any weight in the pairwise loss's gradient; which share of that weight lies on images of the same class "
-    "(false negatives), and which share of the negatives they are (what chance would give). The rank of the features, "
-    "about their mean, is of what the probe sees. Mean ± sample standard deviation over n seeds."
+    "What the loss looks at is of a fixed batch for each seed, at the last epoch measured: how many of a view's "
+    "negatives have any weight in the pairwise loss's gradient; which share of that weight lies on images of the same "
+    "class (false negatives), and which share of the negatives they are (what chance would give). The rank of the "
+    "features, about their mean, is of what the probe sees. Mean ± sample standard deviation over n seeds."
 )
 
 
