@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 from PIL import Image
@@ -61,10 +62,17 @@ def test_demo_keeps_off_what_it_did_not_write(tmp_path):
         assert [path.name for path in out.iterdir()] == [name]
 
 
-def test_an_unknown_command_fails_clearly():
-    run = subprocess.run([sys.executable, "-m", "setwise.cli", "dmo"], capture_output=True, text=True)
-    assert run.returncode != 0
-    assert "demo" in run.stdout + run.stderr
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("pretrian", "setwise pretrain"), ("data fecth", "setwise data fetch"), ("foo", "--help")]
+)
+def test_an_unknown_command_is_answered_with_the_nearest(typed, meant):
+    with pytest.raises(SystemExit, match=meant):
+        main(typed.split())
+
+
+def test_version(capsys):
+    main(["--version"])
+    assert capsys.readouterr().out.split() == ["setwise", version("setwise")]
 
 
 COMPLETE = """

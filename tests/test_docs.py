@@ -15,7 +15,7 @@ import yaml
 
 import setwise as sw
 from setwise import cli
-from setwise.checks import DOCS, see
+from setwise.checks import see
 from setwise.evaluation.export import export
 from setwise.experiments import records
 from setwise.experiments.recipes import RECIPES
@@ -216,18 +216,29 @@ def test_errors_lead_to_pages_of_the_site():
         page, _, anchor = link.partition("#")
         assert f"{page}.md" in nav, where
         assert not anchor or anchor in anchors(f"{page}.md"), f"{where}: no {anchor} in {page}"
-        assert (ROOT / see(link).removeprefix("see ").partition("#")[0]).is_file()
 
 
-def test_the_address_of_the_documentation_is_said_in_one_place():
-    site = yaml.safe_load((ROOT / "mkdocs.yml").read_text()).get("site_url")
-    assert (site or "docs").rstrip("/") == DOCS.rstrip("/")
+def test_the_command_line_shows_the_page_that_an_error_cites(capsys):
+    for where, link in links_of_errors():
+        cli.main(shlex.split(see(link).removeprefix("see ").strip("`"))[1:])
+        shown = capsys.readouterr().out
+        assert len(shown.splitlines()) > 2, where
+        assert "{#" not in shown
+
+
+def test_the_command_line_lists_its_pages(capsys):
+    cli.main(["help"])
+    listed = capsys.readouterr().out
+    assert "errors#resume" in listed
+    assert all(path.stem in listed for path in (ROOT / "docs" / "how-to").glob("*.md"))
+    with pytest.raises(SystemExit, match="did you mean 'errors#resume'"):
+        cli.main(["help", "errors#resum"])
 
 
 def test_an_error_ends_with_its_page():
-    with pytest.raises(ValueError, match=r"see docs/how-to/choose-beta\.md$"):
+    with pytest.raises(ValueError, match=r"see `setwise help choose-beta`$"):
         sw.presets("paper/simclr-qare")
-    with pytest.raises(ValueError, match=r"see docs/how-to/add-qare\.md#rows$"):
+    with pytest.raises(ValueError, match=r"see `setwise help add-qare#rows`$"):
         sw.InfoNCE()(torch.zeros(4, 2), torch.zeros(3, 2))
 
 

@@ -69,8 +69,9 @@ def test_the_wheel_has_all_of_the_package_and_nothing_else(wheel):
     about = f"setwise-{__version__}.dist-info/"
     inside = {name for name in names if not name.startswith(about)}
     files = [path for path in SOURCE.rglob("*") if path.suffix in (".py", ".cu", ".typed")]
+    files += SOURCE.glob("how_to/*.md")
     assert inside == {f"setwise/{path.relative_to(SOURCE).as_posix()}" for path in files}
-    assert {"setwise/py.typed", "setwise/kernels/eigh.cu", "setwise/cli.py"} <= inside
+    assert {"setwise/py.typed", "setwise/kernels/eigh.cu", "setwise/cli.py", "setwise/how_to/errors.md"} <= inside
     assert f"{about}licenses/LICENSE" in names
 
 
@@ -106,6 +107,7 @@ def test_its_command_works_outside_of_the_repository(installed):
     assert "A first walk" in outside(installed, sys.executable, installed / "bin" / "setwise", "--help")
     said = outside(installed, sys.executable, "-m", "setwise.cli", "recipes", "digits-conv4-simclr")
     assert "paper/digits-conv4-simclr-qare" in said.splitlines()
+    assert "--resume" in outside(installed, sys.executable, "-m", "setwise.cli", "help", "errors#resume")
 
 
 def seconds(module):

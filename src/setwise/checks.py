@@ -19,13 +19,11 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-DOCS = "docs"  # the folder in the repository: the site has no public address yet
 
 
 def see(page: str) -> str:
-    """The end of a message: where a page explains it, as in ``see("how-to/choose-beta")`` or ``see("...#anchor")``."""
-    path, mark, anchor = page.partition("#")
-    return f"see {DOCS}/{path}.md{mark}{anchor}"
+    """The end of a message: which page explains it, as in ``see("how-to/choose-beta")`` or ``see("...#anchor")``."""
+    return f"see `setwise help {page.removeprefix('how-to/')}`"
 
 
 def check_option(value: object, allowed: Sequence[str], name: str) -> None:
@@ -119,8 +117,8 @@ def check_loss(loss: object, name: str) -> None:
         raise ValueError(f"expected {name} to be a loss(z_a, z_b), got {loss!r}; setwise.InfoNCE() is one")
 
 
-def imported(module: str, extra: str, seen: str) -> Any:
-    """The module of another package; an error says which extra of ours has it, and ends with ``seen``."""
+def imported(module: str, packages: str, seen: str) -> Any:
+    """The module of another package; an error names the ``packages`` to install, and ends with ``seen``."""
     package = module.partition(".")[0]
     try:
         return importlib.import_module(module)
@@ -128,7 +126,7 @@ def imported(module: str, extra: str, seen: str) -> Any:
         missing = isinstance(error, ModuleNotFoundError) and error.name == package
         found = "none here" if missing else f"one that does not import ({error})"
         raise ModuleNotFoundError(
-            f"expected the package {package}, got {found}; pip install 'setwise[{extra}]', {seen}", name=package
+            f"expected the package {package}, got {found}; pip install {packages}, {seen}", name=package
         ) from error
 
 

@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable
 from copy import deepcopy
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
@@ -17,6 +18,7 @@ import tyro
 from tyro.extras import SubcommandApp
 
 from setwise.trainer import DEFAULT_RECIPE, Device, RecipeName, Root, say_final, trainer
+from setwise.version import __version__
 
 T = TypeVar("T")
 LISTS = ("--seeds", "--only")
@@ -28,7 +30,9 @@ START = (
     "  setwise probe runs/first                         evaluate that run again\n"
     "  setwise export runs/first                        its encoder, for others\n"
     "  setwise recipes conv4                            names of the paper's experiments\n"
-    "  setwise pretrain --recipe NAME --help            every number of one, to be changed\n\n"
+    "  setwise pretrain --recipe NAME --help            every number of one, to be changed\n"
+    "  setwise help                                     pages on how to do things, and on errors\n"
+    "  setwise --version                                which one this is\n\n"
     "A run's folder has its record, its metrics and its checkpoint; a run that was stopped goes on with --resume."
 )
 app, bench, data = SubcommandApp(), SubcommandApp(), SubcommandApp()
@@ -293,6 +297,22 @@ def export_encoder(
         print(path)
 
 
+@app.command(name="help")
+def show_page(
+    topic: Annotated[str, tyro.conf.Positional, tyro.conf.arg(help="a page or a section; all are listed if none")] = "",
+) -> None:
+    """Read a how-to page, or the section that an error cites."""
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    from setwise import pages
+
+    if topic:
+        return _told(lambda: Console().print(Markdown(pages.text_of(topic))))
+    for name, title in pages.topics().items():
+        print(f"{name:40} {title}")
+
+
 @app.command(name="completion")
 def print_completion(
     shell: Annotated[Literal["bash", "zsh", "fish"], tyro.conf.Positional, tyro.conf.arg(help="yours")],
@@ -346,6 +366,9 @@ def main(args: list[str] | None = None) -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without a letter gets "?", not a traceback
     try:
+        if args == ["--version"]:
+            return print(f"setwise {__version__}")
+        _check_command(args)
         if args and args[0] in DEFAULT_RECIPE:
             _train(args[0], args[1:])
         else:
@@ -363,6 +386,23 @@ def main(args: list[str] | None = None) -> None:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
                 if not isinstance(error, BrokenPipeError):
                     sys.exit(f"setwise: expected to write to {stream.name}, got: {error.strerror}")
+
+
+def _check_command(args: list[str]) -> None:
+    """End with the nearest command where one does not exist."""
+    group, before = app, "setwise"
+    for word in args:
+        known = group._subcommands
+        if word.startswith("-"):
+            return
+        if word not in known:
+            near = get_close_matches(word, known, n=1)
+            hint = f"; did you mean `{before} {near[0]}`?" if near else f"; `{before} --help` says what each does"
+            sys.exit(f"setwise: expected one of {', '.join(known)} after `{before}`, got {word!r}{hint}")
+        target = known[word].target
+        if not isinstance(target, SubcommandApp):
+            return
+        group, before = target, f"{before} {word}"
 
 
 def _spread(args: list[str]) -> list[str]:

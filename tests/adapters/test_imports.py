@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -16,12 +17,21 @@ def test_importing_setwise_imports_no_adapter():
 
 
 @pytest.mark.parametrize(
-    ("adapter", "package", "extra"),
-    [("metric_learning", "pytorch_metric_learning", "metric-learning"), ("backbones", "timm", "backbones")],
+    ("adapter", "package", "wanted"),
+    [
+        ("metric_learning", "pytorch_metric_learning", "pytorch-metric-learning"),
+        ("backbones", "timm", "timm torchvision"),
+    ],
 )
-def test_a_missing_package_is_named_with_the_way_to_get_it(adapter, package, extra):
+def test_a_missing_package_is_named_with_the_way_to_get_it(adapter, package, wanted):
     code = f"import sys; sys.modules[{package!r}] = None; from setwise.adapters import {adapter}; "
     code += "adapter.backbone('timm/resnet18')".replace("adapter", adapter) if adapter == "backbones" else ""
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stderr
     assert f"ModuleNotFoundError: expected the package {package}, got" in shown
-    assert f"; pip install 'setwise[{extra}]', see docs/how-to/other-libraries.md#" in shown
+    assert f"; pip install {wanted}, see `setwise help other-libraries#" in shown
+
+
+def test_no_message_names_a_package_that_does_not_exist():
+    """Setwise is on no index: whoever registers that name there would be installed."""
+    source = Path(__file__).parents[2] / "src"
+    assert not [path for path in source.rglob("*.py") if "install 'setwise" in path.read_text()]

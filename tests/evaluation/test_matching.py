@@ -384,3 +384,11 @@ def test_bad_weights():
     ):
         with pytest.raises(ValueError, match=message):
             call()
+
+
+@pytest.mark.parametrize("how", [match, partial(match_quadratic, weight=1.0)])
+def test_what_is_printed_of_a_matching_fits_on_a_screen(how):
+    z = torch.randn(2000 if how is match else 60, 8, generator=torch.Generator().manual_seed(0))
+    shown = repr(how(z, z))
+    assert "accuracy=1.0" in shown
+    assert len(shown) < 400

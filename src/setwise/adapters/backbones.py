@@ -10,7 +10,7 @@ from setwise.checks import check_count, check_option, imported, see
 from setwise.encoders.resnet import BasicBlock, ResNet
 
 LIBRARIES = ("timm", "torchvision")
-EXTRA = ("backbones", see("how-to/other-libraries#timm-and-torchvision"))
+WANTED = ("timm torchvision", see("how-to/other-libraries#timm-and-torchvision"))
 CLASSES = 1000  # outputs of every classifier in torchvision.models, ImageNet's
 PARTS = {"conv1": "conv1", "norm1": "bn1", "conv2": "conv2", "norm2": "bn2", "shortcut": "downsample"}
 
@@ -38,12 +38,12 @@ def backbone(name: str, *, channels: int = 3, pretrained: bool = False) -> Backb
     check_option(library, LIBRARIES, "the library before the slash")
     check_count(channels, "channels")
     if library == "timm":
-        timm = imported("timm", *EXTRA)
+        timm = imported("timm", *WANTED)
         _check_name(model, timm.list_models(), library)
         network = timm.create_model(model, pretrained=pretrained, in_chans=channels, num_classes=0)
         # Where they differ, the pooled features pass one more layer before the classifier.
         return Backbone(network, int(getattr(network, "head_hidden_size", None) or network.num_features))
-    models = imported("torchvision.models", *EXTRA)
+    models = imported("torchvision.models", *WANTED)
     _check_name(model, models.list_models(module=models), library)
     if channels not in (1, 3):
         raise ValueError(f"expected 1 or 3 channels for torchvision's networks, got {channels}; timm's take any number")

@@ -12,8 +12,8 @@ from setwise.checks import check_floating, check_loss, check_option, imported, s
 from setwise.losses.modules import QARe
 
 PAGE = see("how-to/other-libraries#pytorch-metric-learning")
-losses = imported("pytorch_metric_learning.losses", "metric-learning", PAGE)
-regularizers = imported("pytorch_metric_learning.regularizers", "metric-learning", PAGE)
+losses = imported("pytorch_metric_learning.losses", "pytorch-metric-learning", PAGE)
+regularizers = imported("pytorch_metric_learning.regularizers", "pytorch-metric-learning", PAGE)
 BaseMetricLossFunction: Any = losses.BaseMetricLossFunction
 SelfSupervisedLoss: Any = losses.SelfSupervisedLoss
 BaseRegularizer: Any = regularizers.BaseRegularizer

@@ -235,7 +235,7 @@ def _draw(path: Path, rows: list[Row], title: str) -> None:
     try:
         import matplotlib as mpl
     except ImportError:
-        Console().print("no plot: matplotlib is not installed (pip install 'setwise[plots]')")
+        Console().print("no plot: matplotlib is not installed (pip install matplotlib)")
         return
     mpl.use("Agg")
     import matplotlib.pyplot as plt

@@ -181,8 +181,7 @@ def _decode(pictures: list[Path], size: tuple[int, int], partial: Path) -> None:
 def _convert(mat: Path, boxes: Boxes, size: tuple[int, int], partial: Path) -> None:
     if find_spec("h5py") is None:
         raise ModuleNotFoundError(
-            "expected h5py to read cuhk-03.mat, got none; pip install 'setwise[cuhk03]', "
-            + see("how-to/your-data#cuhk-03")
+            "expected h5py to read cuhk-03.mat, got none; pip install h5py, " + see("how-to/your-data#cuhk-03")
         )
     # -P: the script's own folder must not shadow other packages' modules.
     command = [sys.executable, "-P", cuhk03_mat.__file__, str(mat.resolve()), boxes, *map(str, size), str(partial)]

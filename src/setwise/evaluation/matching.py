@@ -50,10 +50,10 @@ class Matching:
     For ranks each row chooses among all columns on its own, and columns as near as the true one count as nearer.
     """
 
-    assignment: Tensor
+    assignment: Tensor = field(repr=False)
     accuracy: float
     cost: float
-    greedy_assignment: Tensor
+    greedy_assignment: Tensor = field(repr=False)
     greedy_accuracy: float
     greedy_gap: float
     rank: dict[int, float]
@@ -79,7 +79,7 @@ class QuadraticMatching:
     objective is never higher.
     """
 
-    assignment: Tensor
+    assignment: Tensor = field(repr=False)
     accuracy: float
     objective: float
     linear_accuracy: float

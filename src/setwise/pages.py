@@ -1,0 +1,34 @@
+"""The how-to pages, which an installed package has too: errors cite them, `setwise help` shows them."""
+
+from __future__ import annotations
+
+import re
+from difflib import get_close_matches
+from importlib.resources import files
+
+FOLDER = files("setwise") / "how_to"  # docs/how-to, linked into the package
+MARK = r" \{#([\w-]+)\}"  # behind a section's title: the name to cite it by
+
+
+def topics() -> dict[str, str]:
+    """Every page and every section that has a name, such as "errors" and "errors#resume", with its title."""
+    found = {}
+    for path in sorted(FOLDER.iterdir(), key=lambda path: path.name):
+        page, text = path.name.removesuffix(".md"), path.read_text(encoding="utf-8")
+        found[page] = text.partition("\n")[0].removeprefix("# ")
+        found |= {f"{page}#{name}": title for title, name in re.findall(f"^## (.*){MARK}$", text, re.MULTILINE)}
+    return found
+
+
+def text_of(topic: str) -> str:
+    """The page or section in Markdown; an unknown one is answered with the nearest."""
+    known = topics()
+    if topic not in known:
+        near = get_close_matches(topic, known, n=1, cutoff=0.3)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"expected a topic that `setwise help` lists, got {topic!r}{hint}")
+    page, _, name = topic.partition("#")
+    text = (FOLDER / f"{page}.md").read_text(encoding="utf-8")
+    if name:
+        (text,) = (part for part in re.split(r"^(?=## )", text, flags=re.MULTILINE) if f"{{#{name}}}\n" in part)
+    return re.sub(f"{MARK}$", "", text, flags=re.MULTILINE).strip()
