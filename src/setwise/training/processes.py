@@ -75,43 +75,50 @@ class _Sum(torch.autograd.Function):
 class _SharedNorm(nn.modules.batchnorm._BatchNorm):
     """BatchNorm over the batch of all processes, on a CPU, where torch's SyncBatchNorm does not run."""
 
-    def _check_input_dim(self, input: Tensor) -> None:
-        if input.ndim < 2:
-            raise ValueError(f"expected at least 2 dimensions, got {input.ndim}")
-
     def forward(self, input: Tensor) -> Tensor:
         if not self.training:
             return super().forward(input)
-        self._check_input_dim(input)
+        self._check_input_dim(input)  # type: ignore[no-untyped-call]
         over = [0, *range(2, input.ndim)]
         shape = [1, -1, *[1] * (input.ndim - 2)]
         count = input.numel() // input.shape[1] * dist.get_world_size()  # equal parts
-        x = input.to(torch.promote_types(input.dtype, self.weight.dtype))  # sums of bf16 in float32
+        x = input.to(torch.promote_types(input.dtype, torch.float32))
         mean: Tensor = _Sum.apply(x.sum(over)) / count  # type: ignore[no-untyped-call]
         centred = x - mean.view(shape)
         variance: Tensor = _Sum.apply(centred.square().sum(over)) / count  # type: ignore[no-untyped-call]
+        if self.track_running_stats:
+            self._track(mean.detach(), variance.detach() * count / (count - 1))
+        y = centred * (variance + self.eps).rsqrt().view(shape)
+        if self.weight is not None:
+            y = y * self.weight.view(shape)
+        if self.bias is not None:
+            y = y + self.bias.view(shape)
+        return y.to(input.dtype)
+
+    def _track(self, mean: Tensor, variance: Tensor) -> None:
         assert self.running_mean is not None
         assert self.running_var is not None
         assert self.num_batches_tracked is not None
-        assert self.momentum is not None
-        with torch.no_grad():
-            self.num_batches_tracked += 1
-            self.running_mean.lerp_(mean, self.momentum)
-            self.running_var.lerp_(variance * count / (count - 1), self.momentum)
-        scaled = centred * (variance + self.eps).rsqrt().view(shape)
-        return (scaled * self.weight.view(shape) + self.bias.view(shape)).to(input.dtype)
+        self.num_batches_tracked += 1
+        momentum = 1 / int(self.num_batches_tracked) if self.momentum is None else self.momentum
+        self.running_mean.lerp_(mean, momentum)
+        self.running_var.lerp_(variance, momentum)
 
 
-def share_norms(model: nn.Module, device: torch.device) -> nn.Module:
-    """Let every BatchNorm take its statistics over the batch of all processes; the state_dict stays the same."""
-    if device.type != "cpu":
-        converted: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
-        return converted
-    for name, child in model.named_children():
-        if isinstance(child, nn.modules.batchnorm._BatchNorm):
-            shared = _SharedNorm(child.num_features, child.eps, child.momentum)
-            shared.load_state_dict(child.state_dict())
-            setattr(model, name, shared.to(child.weight.dtype))
-        else:
-            share_norms(child, device)
-    return model
+def share_norms(model: nn.Module, device: torch.device) -> None:
+    """Let every BatchNorm take its statistics over the batch of all processes, where it is in training.
+
+    Only its class changes, to one that inherits from its own: all else stays, be it frozen, without weights or hooked.
+    """
+    plain = nn.modules.batchnorm._BatchNorm
+    shared = _SharedNorm if device.type == "cpu" else nn.SyncBatchNorm
+    for norm in model.modules():
+        if not isinstance(norm, plain) or isinstance(norm, shared):
+            continue
+        kind = type(norm)
+        if kind.forward is not plain.forward:
+            raise ValueError(
+                f"expected every BatchNorm to compute what torch's does, got {kind.__name__} with a forward of its "
+                "own, which has no form over many processes; put what it adds into a layer after nn.BatchNorm2d"
+            )
+        norm.__class__ = type(f"Shared{kind.__name__}", (shared, kind), {"process_group": None})
