@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from setwise.losses.modules import SetContrastive
+from setwise.losses.parallel import Peers, distributed
 from setwise.methods.method import Batch, Method
 from setwise.views import Views
 
@@ -24,3 +25,7 @@ class Contrastive(Method):
             h_a, h_b = h.chunk(2)
             return self.loss.terms(z_a, z_b, (h_a, h_b) if self.loss.on == "features" else None)
         return {"loss": self.loss(z_a, z_b)}
+
+    def share(self, peers: Peers) -> None:
+        """The loss becomes that of all processes' embeddings."""
+        self.loss = distributed(self.loss, group=peers.group, gradient=peers.gradient)

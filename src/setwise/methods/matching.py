@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from setwise.data import MatchedSet
 from setwise.losses.modules import SetContrastive
+from setwise.losses.parallel import Peers, distributed
 from setwise.methods.method import Batch, Method
 from setwise.similarity import normalize
 from setwise.views import Views
@@ -51,3 +52,7 @@ class Matching(Method):
         if isinstance(self.loss, SetContrastive):
             return self.loss.terms(z_a, z_b)
         return {"loss": cast(Tensor, self.loss(z_a, z_b))}
+
+    def share(self, peers: Peers) -> None:
+        """The loss becomes that of all processes' embeddings."""
+        self.loss = distributed(self.loss, group=peers.group, gradient=peers.gradient)

@@ -9,7 +9,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from setwise.checks import see
 from setwise.data import ImageSet
+from setwise.losses.parallel import Peers
 from setwise.views import Views
 
 
@@ -62,3 +64,16 @@ class Method(nn.Module, ABC):
 
     def begin_epoch(self, data: ImageSet, *, seed: int, epoch: int) -> None:
         """Called before each epoch with all training images on the device; outside of any capture."""
+
+    def share(self, peers: Peers) -> None:
+        """Called once before training over many processes: make the loss that of the whole batch.
+
+        Each process has an equal part of every batch. BatchNorm is shared already, and gradients are averaged: a loss
+        that is a mean over samples is right as it is, and this method does nothing. A loss that compares samples
+        becomes ``distributed``, or keeps ``peers`` and gathers in ``forward`` what it compares.
+        """
+        raise ValueError(
+            "expected a method that says how it works over many processes, got "
+            f"{type(self).__name__} without share(peers), which might compare samples of one process only; "
+            f"add share, or train with one process, {see('how-to/your-method#many-processes')}"
+        )

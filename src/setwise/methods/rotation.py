@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from setwise.losses.parallel import Peers
 from setwise.methods.method import Batch, Method
 from setwise.views import Views
 
@@ -38,3 +39,6 @@ class Rotation(Method):
         turns = torch.arange(TURNS, device=logits.device)[:, None].expand(TURNS, len(batch.images)).flatten()
         hits = (logits.argmax(1) == turns).float().mean()
         return {"loss": cross_entropy(logits, turns), "accuracy": hits}
+
+    def share(self, peers: Peers) -> None:
+        """Nothing to do: the loss is a mean over samples."""

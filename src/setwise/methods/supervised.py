@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from setwise.losses.parallel import Peers
 from setwise.methods.method import Batch, Method
 from setwise.views import Views
 
@@ -21,3 +22,6 @@ class Supervised(Method):
         logits = self.classifier(self.encoder(batch.view(self.views)))
         hits = (logits.argmax(1) == batch.labels).float().mean()
         return {"loss": cross_entropy(logits, batch.labels), "accuracy": hits}
+
+    def share(self, peers: Peers) -> None:
+        """Nothing to do: the loss is a mean over samples."""

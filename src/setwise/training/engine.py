@@ -17,8 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from setwise.checks import see
 from setwise.data import ImageSet, MatchedSet
-from setwise.losses.parallel import distributed
-from setwise.methods import Batch, Contrastive, Matching, Method, create
+from setwise.losses.parallel import Peers
+from setwise.methods import Batch, Method, create
 from setwise.methods.matching import draw_shots
 from setwise.recipe import Recipe
 from setwise.training.capture import captured
@@ -73,9 +73,8 @@ class Engine:
             method.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.model: nn.Module = method
         if self.processes.size > 1:
+            method.share(Peers())
             share_norms(method, device)
-            if isinstance(method, (Contrastive, Matching)):
-                method.loss = distributed(method.loss)
             # BatchNorm's statistics are the same everywhere, there is nothing to broadcast.
             names = signature(DistributedDataParallel).parameters
             option = "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"  # torch < 2.13
