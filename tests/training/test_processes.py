@@ -1,5 +1,7 @@
-"""Two processes with half the batch each are one process with all of it: losses, weights, statistics of BatchNorm."""
+"""Processes with a part of the batch each are one process with all of it: losses, weights, statistics of BatchNorm."""
 
+import copy
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -7,6 +9,8 @@ import sys
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -14,6 +18,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
 
+from setwise import methods
 from setwise.data import ImageSet, load, matched_halves
 from setwise.recipe import Recipe
 from setwise.training import checkpoint, loop
@@ -21,9 +26,79 @@ from setwise.training.engine import Engine
 from setwise.training.errors import Interrupted
 from setwise.training.loop import How, train
 from setwise.training.processes import Processes, join, leave, share_norms
+from setwise.views import preset
 
 CPU = torch.device("cpu")
-STEPS = 10
+EPOCHS = 2
+
+
+class BYOL(methods.Method):
+    """Predict a slowly moving copy of yourself, which is frozen but in training mode."""
+
+    def __init__(self, recipe, data):
+        super().__init__()
+        self.views = preset("self-supervised", mean=data.mean, std=data.std)
+        layers = nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 8), nn.BatchNorm1d(8, affine=False)
+        self.encoder = nn.Sequential(nn.Flatten(), *layers)
+        self.predict = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8, momentum=None), nn.ReLU(), nn.Linear(8, 8))
+        self.target = copy.deepcopy(self.encoder).requires_grad_(False)
+
+    def forward(self, batch):
+        x = batch.pair(self.views)
+        with torch.no_grad():
+            for slow, fast in zip(self.target.parameters(), self.encoder.parameters(), strict=True):
+                slow.lerp_(fast, 0.1)
+            goal = self.target(x).roll(len(x) // 2, 0)
+        return {"loss": 1 - nn.functional.cosine_similarity(self.predict(self.encoder(x)), goal).mean()}
+
+    def share(self, peers):
+        pass
+
+
+class Probe(methods.Method):
+    """A classifier of a frozen encoder that stays in eval mode."""
+
+    def __init__(self, recipe, data):
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8)).requires_grad_(False)
+        self.classifier = nn.Sequential(nn.BatchNorm1d(8, track_running_stats=False), nn.Linear(8, 10))
+
+    def train(self, mode=True):
+        super().train(mode)
+        self.encoder.eval()
+        return self
+
+    def forward(self, batch):
+        features = self.encoder(batch.images.to(batch.dtype) / 255)
+        return {"loss": nn.functional.cross_entropy(self.classifier(features), batch.labels)}
+
+    def share(self, peers):
+        pass
+
+
+class Silent(methods.Method):
+    """Compares the samples of a batch, and says nothing of many processes."""
+
+    peers = None
+
+    def __init__(self, recipe, data):
+        super().__init__()
+        self.encoder = nn.Linear(64, 8)
+
+    def forward(self, batch):
+        z = self.encoder(batch.images.flatten(1).to(batch.dtype))
+        z = z if self.peers is None else self.peers.gather(z)
+        return {"loss": torch.cov(z.T).square().mean().log()}
+
+
+class Gathering(Silent):
+    """The same, but it gathers them."""
+
+    def share(self, peers):
+        self.peers = peers
+
+
+OWN = {"byol": BYOL, "probe": Probe, "gathering": Gathering}
 RECIPES = {
     "simclr-qare": Recipe(loss="paper/simclr-qare", beta=0.5),
     "released-simclr-qare": Recipe(loss="released/simclr-qare", beta=0.5),
@@ -33,6 +108,18 @@ RECIPES = {
     "supervised": Recipe(method="supervised", optimizer="sgd", lr=0.05),
     "rotation": Recipe(method="rotation"),
     "matching": Recipe(method="matching", loss="paper/matching-infonce-qare", beta=0.5, encoder="resnet8"),
+    "deepcluster": Recipe(method="deepcluster"),
+    "deepinfomax": Recipe(method="deepinfomax"),
+    "byol": Recipe(method="supervised", lr=0.01),
+    "probe": Recipe(method="supervised", lr=0.01),
+    "gathering": Recipe(method="supervised", lr=0.01),
+}
+BFLOAT16 = ("simclr-qare", "deepinfomax")
+NORMS = {
+    "own numbers": {"eps": 0.1, "momentum": 0.3},
+    "no weights": {"affine": False},
+    "mean of all batches": {"momentum": None},
+    "no statistics kept": {"track_running_stats": False},
 }
 
 
@@ -42,14 +129,18 @@ def few(count: int = 94) -> ImageSet:
     return replace(whole, images=whole.images[:count], labels=whole.labels[:count])
 
 
-def run(name: str, processes: Processes, precision: str = "float64") -> dict[str, torch.Tensor]:
-    recipe = replace(RECIPES[name], batch=20, precision=precision, epochs=2)
-    data = matched_halves(few()) if name == "matching" else few()
-    engine = Engine(recipe, data, seed=1, device=CPU, processes=processes)
-    assert engine.sizes == [20, 20, 20, 20, 14]
-    for epoch in range(STEPS // 5):
+def run(name: str, processes: Processes, precision: str = "float64", count: int = 94) -> dict[str, torch.Tensor]:
+    recipe, data = replace(RECIPES[name], batch=20, precision=precision, epochs=EPOCHS), few(count)
+    if name == "matching":
+        data = matched_halves(data)
+    if name == "deepcluster":  # fewer clusters than images, so that weights differ
+        data = replace(data, labels=torch.zeros_like(data.labels), classes=("digit",))
+    with mock.patch("setwise.training.engine.create", OWN.get(name, methods.create)):
+        engine = Engine(recipe, data, seed=1, device=CPU, processes=processes)
+    assert engine.sizes == [20] * (count // 20) + [count % 20]
+    for epoch in range(EPOCHS):
         engine.begin(epoch)
-        for _ in range(5):
+        for _ in range(engine.steps):
             engine.step()
     return {name: x.clone() for name, x in engine.tensors().items() if not name.startswith("total")} | {
         f"mean.{name}": torch.tensor(value, dtype=torch.float64) for name, value in engine.means().items()
@@ -86,30 +177,62 @@ def loops(processes: Processes, folder: Path) -> dict[str, object]:
     return found | {"written": sorted(path.name for path in unfinished.parent.iterdir())}
 
 
-def norm() -> tuple[nn.Module, torch.Tensor]:
-    """A BatchNorm with numbers of its own, and images in bfloat16 for it."""
+def norm(name: str) -> tuple[nn.Module, torch.Tensor]:
+    """A BatchNorm of NORMS, and images in bfloat16 for it."""
     generator = torch.Generator().manual_seed(0)
-    layer = nn.BatchNorm2d(3, eps=0.1, momentum=0.3)
+    layer = nn.BatchNorm2d(3, **NORMS[name])
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.normal_(generator=generator)
     return nn.Sequential(nn.Sequential(layer)), (torch.randn(256, 3, 2, 2, generator=generator) + 9).bfloat16()
 
 
-def worker(rank: int, size: int, folder: str) -> None:
+def normed(processes: Processes, device: torch.device) -> dict[str, tuple[object, ...]]:
+    """Two batches in training and one in eval mode through each of NORMS, and its state after them."""
+    found = {}
+    for name in NORMS:
+        layer, x = norm(name)
+        share_norms(layer.to(device), device)
+        part = x.chunk(processes.size)[processes.rank].to(device)
+        found[name] = (layer(part + 1), layer(part), layer.eval()(part), layer.state_dict())
+    return found
+
+
+def clusters(processes: Processes) -> torch.Tensor:
+    """DeepCluster's, where each process finds others."""
+    mine = SimpleNamespace(labels=torch.full((94,), processes.rank))
+    with mock.patch("setwise.methods.deepcluster.kmeans", return_value=mine):
+        return run("deepcluster", processes)["model.clusters"]
+
+
+def joined(rank: int, size: int, folder: str) -> Processes:
     os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "WORLD_SIZE": str(size)}
     torch.set_num_threads(1)
     limit = timedelta(minutes=5)  # instead of half an hour, should they wait for different things
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=size, timeout=limit)
     assert join(CPU) == (Processes(rank, size), CPU)  # as they are already
+    return Processes(rank, size)
+
+
+def one_of_four(rank: int, size: int, folder: str) -> None:
+    torch.save(run("deepinfomax", joined(rank, size, folder), count=44), f"{folder}/{rank}.pt")
+    leave()
+
+
+def one_of_two_on_a_gpu(rank: int, size: int, folder: str) -> None:
+    torch.save(normed(joined(rank, size, folder), torch.device("cuda")), f"{folder}/{rank}.pt")
+    leave()
+
+
+def one_of_two(rank: int, size: int, folder: str) -> None:
+    processes = joined(rank, size, folder)
     with (Path(folder) / f"said-{rank}").open("w") as sys.stderr:
-        told = loops(Processes(rank, size), Path(folder))
+        told = loops(processes, Path(folder))
     sys.stderr = sys.__stderr__
-    found = {name: run(name, Processes(rank, size)) for name in RECIPES}
-    found["bfloat16"] = run("simclr-qare", Processes(rank, size), "bfloat16")
-    layer, x = norm()
-    shared, part = share_norms(layer, CPU), x.chunk(size)[rank]
-    found["norm"] = (shared(part), shared.eval()(part), shared.state_dict())
+    found = {name: run(name, processes) for name in RECIPES}
+    found |= {("bfloat16", name): run(name, processes, "bfloat16") for name in BFLOAT16}
+    found["clusters"] = clusters(processes)
+    found |= normed(processes, CPU)
     found["loops"] = told | {"said": (Path(folder) / f"said-{rank}").read_text()}
     torch.save(found, f"{folder}/{rank}.pt")
     leave()
@@ -117,23 +240,39 @@ def worker(rank: int, size: int, folder: str) -> None:
     assert not dist.is_initialized()
 
 
+def started(worker, size: int, folder: Path) -> list[dict[str, object]]:
+    """What each of ``size`` processes found; they are forked from one that has imported what takes seconds."""
+    multiprocessing.set_forkserver_preload(["setwise.training.loop", "sklearn.datasets", "torch._dynamo"])
+    mp.start_processes(worker, (size, str(folder)), nprocs=size, start_method="forkserver")
+    return [torch.load(folder / f"{rank}.pt", map_location="cpu") for rank in range(size)]
+
+
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     folder = tmp_path_factory.mktemp("processes")
-    mp.spawn(worker, (2, str(folder)), nprocs=2)
-    results = [torch.load(folder / f"{rank}.pt") for rank in range(2)]
+    results = started(one_of_two, 2, folder)
     results[0]["loops"]["checkpoints"] = [checkpoint.load(folder / name) for name in ("shared", "own-0")]
     return results
+
+
+def assert_same(many, alone):
+    assert many.keys() == alone.keys()
+    for key, x in alone.items():
+        torch.testing.assert_close(many[key], x, rtol=1e-8, atol=1e-8, msg=lambda m, key=key: f"{key}: {m}")
 
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_two_processes_are_one(found, name):
     alone = run(name, Processes())
-    for rank in range(2):
-        both = found[rank][name]
-        assert both.keys() == alone.keys()
-        for key, x in alone.items():
-            torch.testing.assert_close(both[key], x, rtol=1e-8, atol=1e-8, msg=lambda m, key=key: f"{key}: {m}")
+    for both in found:
+        assert_same(both[name], alone)
+
+
+def test_four_processes_with_one_image_each_are_one(tmp_path):
+    """Deep InfoMax's last batch is of four images: each is compared with one of another process."""
+    alone = run("deepinfomax", Processes(), count=44)
+    for all_four in started(one_of_four, 4, tmp_path):
+        assert_same(all_four, alone)
 
 
 def test_two_processes_decide_together_and_one_writes(found):
@@ -157,21 +296,83 @@ def test_two_processes_decide_together_and_one_writes(found):
         assert row["accuracy"] == pytest.approx(other["accuracy"], rel=1e-12)
 
 
-def test_a_norm_is_over_the_images_of_all_processes_with_its_own_numbers(found):
-    layer, x = norm()
-    trained, frozen, state = layer(x), layer.eval()(x), layer.state_dict()
-    for both, *parts in zip(found, trained.chunk(2), frozen.chunk(2), strict=True):
-        for got, expected in zip(both["norm"][:2], parts, strict=True):
-            torch.testing.assert_close(got, expected, rtol=0.01, atol=0.01)  # bfloat16, both
-        torch.testing.assert_close(both["norm"][2], state, rtol=1e-5, atol=1e-6)
+def test_all_processes_take_the_first_ones_clusters(found):
+    assert all((both["clusters"] == 0).all() for both in found)
 
 
-def test_two_processes_in_bfloat16(found):
-    alone = run("simclr-qare", Processes(), "bfloat16")
+def assert_normed(found, name):
+    layer, x = norm(name)
+    trained = [layer(x + 1).chunk(2), layer(x).chunk(2)]
+    layer.eval()
+    for rank, part in enumerate(x.chunk(2)):
+        *got, state = found[rank][name]
+        for mine, expected in zip(got, (trained[0][rank], trained[1][rank], layer(part)), strict=True):
+            torch.testing.assert_close(mine, expected, rtol=0.01, atol=0.01)  # bfloat16, both
+        torch.testing.assert_close(state, layer.state_dict(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_a_norm_is_over_the_images_of_all_processes_with_its_own_numbers(found, name):
+    assert_normed(found, name)
+
+
+@pytest.mark.gpu
+def test_norms_on_a_gpu_are_over_the_images_of_all_processes(tmp_path):
+    found = started(one_of_two_on_a_gpu, 2, tmp_path)
+    for name in NORMS:
+        assert_normed(found, name)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_shared_norm_stays_what_it_was(device):
+    class Still(nn.BatchNorm1d):
+        def train(self, mode=True):
+            return super().train(False)
+
+    model = nn.Sequential(nn.BatchNorm2d(3).double().requires_grad_(False).eval(), Still(3, affine=False))
+    model.append(model[0])
+    model[0].register_forward_hook(lambda *_: None)
+    before = [(module, dict(vars(module))) for module in model.modules()]
+    parts = [*model.parameters(), *model.buffers()]
+    share_norms(model, torch.device(device))
+    assert all(vars(module) == kept for module, kept in before)
+    assert [module for module, _ in before] == list(model.modules())
+    assert all(mine is part for mine, part in zip([*model.parameters(), *model.buffers()], parts, strict=True))
+    assert isinstance(model[0], nn.BatchNorm2d)
+    assert isinstance(model[0], nn.SyncBatchNorm) is (device == "cuda")
+    assert not model.train()[1].training
+    assert copy.deepcopy(model)[0].weight.dtype == torch.float64
+
+
+def test_a_norm_that_computes_something_else_is_refused():
+    class Rectified(nn.BatchNorm2d):
+        def forward(self, input):
+            return super().forward(input).relu()
+
+    with pytest.raises(ValueError, match=r"expected every BatchNorm .* got Rectified with a forward of its own.*; put"):
+        share_norms(nn.Sequential(Rectified(3)), CPU)
+
+
+def test_a_method_that_says_nothing_of_many_processes_is_refused(digits, monkeypatch):
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    monkeypatch.setattr("setwise.training.engine.create", Silent)
+    recipe = Recipe(method="supervised", batch=20)
+    try:
+        with pytest.raises(ValueError, match=r"expected a method that says .* got Silent without share.*; add share"):
+            Engine(recipe, digits, seed=1, device=CPU, processes=Processes(0, 2))
+        Engine(recipe, digits, seed=1, device=CPU)
+    finally:
+        leave()
+
+
+@pytest.mark.parametrize("name", BFLOAT16)
+def test_two_processes_in_bfloat16(found, name):
+    alone = run(name, Processes(), "bfloat16")
     for both in found:
-        torch.testing.assert_close(both["bfloat16"]["mean.loss"], alone["mean.loss"], rtol=0.02, atol=0)
+        mine = both["bfloat16", name]
+        torch.testing.assert_close(mine["mean.loss"], alone["mean.loss"], rtol=0.02, atol=0)
         norm = "model.encoder.blocks.1.running_var"
-        torch.testing.assert_close(both["bfloat16"][norm], alone[norm], rtol=0.02, atol=1e-4)
+        torch.testing.assert_close(mine[norm], alone[norm], rtol=0.02, atol=1e-4)
 
 
 def test_torchrun_on_the_command_line(tmp_path):

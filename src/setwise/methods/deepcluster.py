@@ -10,6 +10,7 @@ from torch.nn.functional import cross_entropy
 from setwise.checks import check_count, check_matrix
 from setwise.data import ImageSet
 from setwise.encoders import projection_head
+from setwise.losses.parallel import Peers
 from setwise.methods.kmeans import kmeans
 from setwise.methods.method import Batch, Method
 from setwise.views import Views, preset
@@ -59,9 +60,11 @@ class DeepCluster(Method):
 
     Before every epoch the training set, as it is, is clustered anew (k-means of whitened features) and the last layer
     starts afresh, since the clusters' numbers mean nothing from one epoch to the next. As in the released code, Adam's
-    moments of that layer go on. Over many processes, each clusters for itself, with the same outcome wherever the same
-    arithmetic gives the same bits; the loss is the mean of their weighted means.
+    moments of that layer go on. Over many processes all take the first one's clusters, since theirs may differ by
+    rounding, and the weighted mean is over the whole batch.
     """
+
+    peers: Peers | None = None
 
     clusters: Tensor  # [N] int64: buffers, so that a run that is resumed within an epoch has the epoch's
     weights: Tensor  # [K]
@@ -82,7 +85,15 @@ class DeepCluster(Method):
         logits = self.classifier(self.encoder(batch.view(self.views)))
         labels = self.clusters[batch.samples]
         hits = (logits.argmax(1) == labels).float().mean()
-        return {"loss": cross_entropy(logits, labels, self.weights), "accuracy": hits}
+        loss = cross_entropy(logits, labels, self.weights)
+        if self.peers is not None:
+            weight = self.weights[labels].sum()
+            loss = loss * weight * self.peers.size / self.peers.total(weight)
+        return {"loss": loss, "accuracy": hits}
+
+    def share(self, peers: Peers) -> None:
+        """Clusters are the first process's, and each process's mean counts by its share of all weights."""
+        self.peers = peers
 
     @torch.no_grad()
     def begin_epoch(self, data: ImageSet, *, seed: int, epoch: int) -> None:
@@ -95,6 +106,8 @@ class DeepCluster(Method):
         width, count = features.shape[1], len(self.weights)
         points = whitened(features, width if width <= WHOLE else width // 2)
         labels = kmeans(points, count, generator=generator).labels
+        if self.peers is not None:
+            labels = self.peers.gather(labels)[: len(labels)]
         sizes = torch.bincount(labels, minlength=count).to(self.weights)
         # Weights matter by their ratios only: one cluster of everything needs any weight but the formula's, 0.
         self.weights.copy_(torch.where(sizes == len(labels), 1.0, 1 - sizes / len(labels)))

@@ -11,6 +11,7 @@ from torch.nn.functional import softplus
 from setwise.checks import check_count
 from setwise.kernels.local import local_scores
 from setwise.kernels.views import BLOCKS
+from setwise.losses.parallel import Peers
 from setwise.methods.method import Batch, Method
 from setwise.views import Views
 from setwise.views.philox import words_of
@@ -87,8 +88,10 @@ class DeepInfoMax(Method):
     it: then the encoder helps D to tell its features from the prior's, which is not what the term is for, but it is
     what the code base that the paper's authors used does, and so the way to the paper's number.
 
-    ``channels`` are the images'. Over many processes, i + 1 is counted around the part of the batch that each one has.
+    ``channels`` are the images'. Over many processes, i + 1 is counted around the whole batch.
     """
+
+    peers: Peers | None = None
 
     def __init__(self, encoder: nn.Module, features: int, channels: int, views: Views, *, adversarial: bool) -> None:
         super().__init__()
@@ -106,18 +109,31 @@ class DeepInfoMax(Method):
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """The loss and its two parts, before their weights; ``prior`` is what the discriminator minimises."""
-        if len(batch.images) < 2:
+        if len(batch.images) < 2 and self.peers is None:
             raise ValueError(
                 "expected at least two images, whose feature maps are compared, got 1; drop the last batch"
             )
         encoder = cast(Divided, self.encoder)
         feature_map = encoder.first(batch.view(self.views))
         y = encoder.rest(feature_map)
-        own, other = self.local(feature_map, y)
-        local = _told_apart(own, other)
+        local = _told_apart(*self._scores(feature_map, y))
         draws = prior_draws(batch.samples, y.shape[1], seed=batch.seed, epoch=batch.epoch).to(y.dtype)
         prior = _told_apart(self.prior(draws), self.prior(_reversed(y) if self.adversarial else y))
         return {"loss": local + PRIOR_WEIGHT * prior, "local": local, "prior": prior}
+
+    def share(self, peers: Peers) -> None:
+        """The first image of each process is compared with the last one of the process before."""
+        self.peers = peers
+
+    def _scores(self, feature_map: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Scores of each feature map with its own features, and with those of the image before in the whole batch."""
+        if self.peers is None:
+            own, other = self.local(feature_map, y)
+            return own, other
+        before = self.peers.gather(y[-1:])[self.peers.rank - 1, None]
+        # As a last row, for they are counted around; its own scores are not asked for.
+        own, other = self.local(torch.cat([feature_map, feature_map[:1]]), torch.cat([y, before]))
+        return own[:-1], other[:-1]
 
 
 def _told_apart(true: Tensor, false: Tensor) -> Tensor:
