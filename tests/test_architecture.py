@@ -9,8 +9,9 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "setwise"
 ROOMS = [
-    *("version", "checks", "kernels", "similarity", "assignment", "losses", "encoders", "data", "views"),
+    *("version", "pages", "checks", "kernels", "similarity", "assignment", "losses", "encoders", "data", "views"),
     *("recipe", "methods", "training", "evaluation", "experiments", "adapters", "demo", "bench", "trainer", "cli"),
+    "__main__",
 ]
 OPTIONAL = {
     *("pytorch_metric_learning", "timm", "torchvision", "lightly", "lightning", "safetensors", "onnx"),

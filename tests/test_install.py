@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 
 import pytest
@@ -81,11 +81,11 @@ def test_its_metadata(wheel):
         points = file.read(f"setwise-{__version__}.dist-info/entry_points.txt").decode()
     assert (about["Name"], about["Version"], about["License-Expression"]) == ("setwise", "0.1.0", "MIT")
     assert re.search(r"^version: (.*)$", (ROOT / "CITATION.cff").read_text(), flags=re.MULTILINE)[1] == "0.1.0"
-    extras = {"plots", "cuhk03", "onnx", "tensorboard", "backbones", "metric-learning", "docs", "dev"}
+    extras = {"train", "plots", "cuhk03", "onnx", "tensorboard", "backbones", "metric-learning", "docs", "dev"}
     assert set(about.get_all("Provides-Extra")) == extras
     needed = {re.match(r"[\w-]+", x)[0] for x in about.get_all("Requires-Dist") if "extra ==" not in x}
-    assert needed >= {"torch", "numpy", "scipy", "scikit-learn", "tyro"}
-    assert "setwise = setwise.cli:main" in points
+    assert needed == {"torch", "numpy", "scipy"}
+    assert "setwise = setwise.__main__:main" in points
     assert "sw.SetContrastive(" in about.get_payload(), "the README is its description"
 
 
@@ -108,6 +108,59 @@ def test_its_command_works_outside_of_the_repository(installed):
     said = outside(installed, sys.executable, "-m", "setwise.cli", "recipes", "digits-conv4-simclr")
     assert "paper/digits-conv4-simclr-qare" in said.splitlines()
     assert "--resume" in outside(installed, sys.executable, "-m", "setwise.cli", "help", "errors#resume")
+
+
+@pytest.fixture(scope="module")
+def light(installed):
+    """The wheel beside torch, numpy, scipy and what those need: links into this environment, nothing else of it."""
+    folder, left, seen = installed.parent / "light", ["torch", "numpy", "scipy"], set()
+    folder.mkdir()
+    while left:
+        name = left.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        try:
+            found = distribution(name)
+        except PackageNotFoundError:  # needed on other systems only
+            continue
+        for top in {path.parts[0] for path in found.files or () if path.parts[0] not in ("..", "__pycache__")}:
+            if not (folder / top).exists():  # some share a folder
+                (folder / top).symlink_to(found.locate_file(top))
+        left += [re.match(r"[\w.-]+", x)[0] for x in found.requires or () if "extra ==" not in x]
+    (folder / "setwise").symlink_to(installed / "setwise")
+    return folder
+
+
+def in_light(folder, *words):
+    """A process whose only packages are those of ``light``."""
+    path = [str(folder), *(x for x in sys.path if x and "site-packages" not in x and Path(x) != ROOT)]
+    start = f"import sys; sys.path[:] = {path!r}; "
+    return subprocess.run(
+        [sys.executable, "-I", "-S", "-c", start + words[0], *words[1:]], capture_output=True, text=True
+    )
+
+
+def test_the_losses_need_torch_numpy_and_scipy_alone(light):
+    code = """
+import torch, setwise as sw
+z = torch.eye(4)
+print(round(sw.SetContrastive(sw.InfoNCE(temperature=0.5), beta=0.5)(z, z).item(), 3), sw.match(z, z).accuracy)
+assert not {"PIL", "rich", "tyro", "sklearn", "safetensors"} & set(sys.modules)
+try:
+    sw.data.load("digits")
+except ModuleNotFoundError as error:
+    print(error)
+"""
+    run = in_light(light, code)
+    assert run.stdout.startswith("1.216 1.0\n"), run.stderr
+    assert "pip install scikit-learn" in run.stdout
+
+
+def test_the_command_names_what_it_lacks(light):
+    run = in_light(light, "from setwise.__main__ import main; main()")
+    assert run.returncode == 1
+    assert "pip install pillow rich safetensors scikit-learn tyro" in run.stderr.replace("filelock ", "")
 
 
 def seconds(module):

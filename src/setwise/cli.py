@@ -305,11 +305,11 @@ def show_page(
     from rich.console import Console
     from rich.markdown import Markdown
 
-    from setwise import pages
+    from setwise.pages import text_of, topics
 
     if topic:
-        return _told(lambda: Console().print(Markdown(pages.text_of(topic))))
-    for name, title in pages.topics().items():
+        return _told(lambda: Console().print(Markdown(text_of(topic))))
+    for name, title in topics().items():
         print(f"{name:40} {title}")
 
 

@@ -222,5 +222,5 @@ def test_options_and_missing_packages(write_mat, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="expected instances=None for cuhk03"):
         sw.data.load_matched("cuhk03", tmp_path, instances=5)
     monkeypatch.setattr(cuhk03, "find_spec", lambda name: None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'setwise\[cuhk03\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install h5py"):
         sw.data.load_matched("cuhk03", tmp_path)

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import torch
 
-from setwise.checks import check_option
+from setwise.checks import check_option, imported, see
 from setwise.data.sets import ImageSet
 
 SPLITS = ("train", "test")
@@ -21,9 +21,8 @@ def load(split: str) -> ImageSet:
     Grey values 0..16 become ``round(255 / 16 * value)``. Mean and std are those of the train split.
     """
     check_option(split, SPLITS, "split")
-    from sklearn.datasets import load_digits  # here: it takes half a second to import
-
-    found = load_digits()
+    # Here: it takes half a second to import.
+    found = imported("sklearn.datasets", "scikit-learn", see("how-to/your-data#by-name")).load_digits()
     order = torch.randperm(len(found.target), generator=torch.Generator().manual_seed(0), device="cpu")
     images = torch.from_numpy(np.rint(found.images * (255 / BRIGHTEST)).astype(np.uint8))[order].unsqueeze(1)
     labels = torch.from_numpy(found.target.astype(np.int64))[order]
