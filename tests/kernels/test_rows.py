@@ -156,15 +156,16 @@ def test_the_text_of_row_losses_on_a_cpu(on_cpu, rows, width, itself, sparse, ma
     torch.testing.assert_close(gradient.double(), expected[1], rtol=1e-5, atol=2e-6)
 
 
-def test_row_losses_of_nan_are_nan_and_end(on_cpu):
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_row_losses_of_values_that_are_not_finite_are_nan_and_end(on_cpu, value):
     for sparse in (0, 1):
         theta, partner = scores_for(3, 33, None)
-        theta[2, 7] = math.nan
+        theta[2, partner[2]] = value
         losses, gradient = torch.zeros(3), torch.zeros(3, 33)
         pointers = [ctypes.c_void_p(x.data_ptr()) for x in (theta, partner, losses, gradient)]
         bounds = [ctypes.c_double(0.0), ctypes.c_double(-math.inf)]
         on_cpu.run(3, 32, *pointers, *map(ctypes.c_int, (3, 33, NOWHERE, sparse)), *bounds)
-        assert losses.isfinite().tolist() == [True, True, False]
+        assert losses.isnan().tolist() == [False, False, True]
 
 
 @pytest.mark.gpu

@@ -145,7 +145,8 @@ extern "C" __global__ void row_losses(const float* __restrict__ theta, const lon
         sum = warp_sum(sum);
         value = logf(sum);
     }
-    if (lane == 0) losses[row] = value + (largest - score(partner));
+    const float loss = value + (largest - score(partner));
+    if (lane == 0) losses[row] = loss + (loss - loss);  // of an infinite score of the partner: NaN, not infinity
     for (int i = lane; i < width; i += 32) {
         const float u = score(i) - largest;
         const float chosen = i == left_out ? 0.0f : sparse ? (u <= threshold ? 0.0f : u - threshold) : expf(u) / sum;
