@@ -69,8 +69,11 @@ def check_count(value: int | None, name: str) -> None:
         raise ValueError(f"expected {name} to be None or a positive integer, got {value!r}")
 
 
-def check_floating(x: Tensor, name: str) -> None:
-    """Raise unless ``x`` is a floating-point tensor, float16 to float64, finite if it is on the CPU."""
+def check_floating(x: Tensor, name: str, *, forbidden: float = math.nan) -> None:
+    """Raise unless ``x`` is a floating-point tensor, float16 to float64, finite if it is on the CPU.
+
+    ``forbidden`` is an infinity that ``x`` may hold: the mark of a forbidden pair. The default, NaN, allows none.
+    """
     if not isinstance(x, Tensor):
         raise ValueError(f"expected {name} to be a torch.Tensor, got {type(x).__name__}; torch.as_tensor makes one")
     if not x.is_floating_point():
@@ -88,9 +91,12 @@ def check_floating(x: Tensor, name: str) -> None:
         return
     # The largest entry is NaN or infinite if any is; a ninth of the time of isfinite().all().
     if not math.isfinite(x.detach().abs().amax().item()):
-        bad = int((~x.isfinite()).sum())
+        bad = int((~(x.isfinite() | (x == forbidden))).sum())
+        if bad == 0:
+            return
+        marks = "" if math.isnan(forbidden) else f" or {forbidden} (a forbidden pair)"
         raise ValueError(
-            f"expected {name} to be finite, got {bad} NaN or infinite of {x.numel()} values; "
+            f"expected {name} to be finite{marks}, got {bad} NaN or infinite of {x.numel()} values; "
             f"look for a diverged step, an overflow or a division by zero before it, {see('how-to/errors#not-finite')}"
         )
 
@@ -130,9 +136,9 @@ def imported(module: str, packages: str, seen: str) -> Any:
         ) from error
 
 
-def check_matrix(x: Tensor, name: str) -> None:
+def check_matrix(x: Tensor, name: str, *, forbidden: float = math.nan) -> None:
     """Raise unless ``x`` is a floating-point matrix or batch of matrices [..., N, M], not empty."""
-    check_floating(x, name)
+    check_floating(x, name, forbidden=forbidden)
     if x.ndim < 2:
         raise ValueError(f"expected {name} of shape (..., N, M), got {tuple(x.shape)}")
     if x.numel() == 0:

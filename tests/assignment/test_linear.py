@@ -1,5 +1,6 @@
 """Eq. (2) against enumeration."""
 
+import math
 from itertools import permutations
 
 import pytest
@@ -19,6 +20,31 @@ def test_solve_linear_equals_enumeration(shape, maximize):
         totals = [sum(matrix[i, j] for i, j in enumerate(p)) for p in permutations(range(shape[1]), shape[0])]
         best = max(totals) if maximize else min(totals)
         torch.testing.assert_close(matrix[torch.arange(shape[0]), columns].sum(), best)
+
+
+@pytest.mark.parametrize("maximize", [False, True])
+@pytest.mark.parametrize("shape", [(4, 4), (3, 5)])
+def test_forbidden_pairs_are_not_taken(shape, maximize):
+    generator = torch.Generator().manual_seed(2)
+    cost = torch.randn(20, *shape, generator=generator)
+    worst = -math.inf if maximize else math.inf
+    cost[torch.rand(cost.shape, generator=generator) < 0.4] = worst
+    cost[:, range(shape[0]), range(shape[0])] = 1.0  # one assignment is left
+    for matrix, columns in zip(cost, sw.assignment.solve_linear(cost, maximize=maximize), strict=True):
+        totals = [matrix[range(shape[0]), list(p)].sum() for p in permutations(range(shape[1]), shape[0])]
+        torch.testing.assert_close(matrix[range(shape[0]), columns].sum(), max(totals) if maximize else min(totals))
+
+
+@pytest.mark.parametrize("maximize", [False, True])
+def test_costs_that_allow_no_assignment(maximize):
+    no = -math.inf if maximize else math.inf
+    with pytest.raises(ValueError, match="row 1 with every pair forbidden"):
+        sw.assignment.solve_linear(torch.tensor([[0.0, 0.0], [no, no]]), maximize=maximize)
+    crowded = torch.tensor([[0.0, no, no], [0.0, no, no], [0.0, 0.0, 0.0]])
+    with pytest.raises(ValueError, match="cost, problem 1, to allow an assignment, got rows that share too few"):
+        sw.assignment.solve_linear(torch.stack([torch.eye(3), crowded]), maximize=maximize)
+    with pytest.raises(ValueError, match=f"finite or {no} .*, got 1 NaN or infinite"):
+        sw.assignment.solve_linear(torch.tensor([[0.0, -no], [no, 0.0]]), maximize=maximize)
 
 
 def test_matching_accuracy_counts_true_partners():

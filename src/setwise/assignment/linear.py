@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ def solve_linear(cost: Tensor, *, maximize: bool = False) -> Tensor:
         y(S) = argmin_{Y in Pi} tr(S Y^T)
 
     ``cost`` is [..., N, M] with N <= M: every row gets a column of its own, M - N columns stay free.
+    A cost of +inf forbids a pair; with ``maximize`` -inf does.
     Returns the column of each row, a LongTensor [..., N] on the device of ``cost``.
     Exact, O(N^2 M), by scipy on the CPU, one problem after the other.
 
@@ -35,15 +37,29 @@ def solve_linear(cost: Tensor, *, maximize: bool = False) -> Tensor:
         >>> sw.assignment.solve_linear(cost)  # 1 + 2 + 2 = 5 is the least sum
         tensor([1, 0, 2])
     """
-    check_matrix(cost, "cost")
+    forbidden = -math.inf if maximize else math.inf
+    check_matrix(cost, "cost", forbidden=forbidden)
     *batch, n, m = cost.shape
     if n > m:
         raise ValueError(f"expected cost with at least as many columns as rows, got {(n, m)}; pass cost.mT")
     problems = cost.detach().reshape(-1, n, m).to("cpu", torch.float64).numpy()
     columns = torch.empty(len(problems), n, dtype=torch.long, device="cpu")
     for k, problem in enumerate(problems):
-        columns[k] = torch.from_numpy(best_columns(problem, maximize=maximize))
+        try:
+            columns[k] = torch.from_numpy(best_columns(problem, maximize=maximize))
+        except ValueError as error:
+            which = f"cost, problem {k}," if batch else "cost"
+            raise ValueError(f"expected {which} {_refusal(problem, forbidden)}") from error
     return columns.reshape(*batch, n).to(cost.device)
+
+
+def _refusal(cost: NDArray[Any], forbidden: float) -> str:
+    """Why there is no best assignment of one problem."""
+    if not (np.isfinite(cost) | (cost == forbidden)).all():  # of an accelerator, or compiled: not looked at before
+        return f"to be finite or {forbidden}, got NaN or {-forbidden}; look for an overflow before it"
+    empty = (cost == forbidden).all(1).nonzero()[0].tolist()
+    got = f"row {empty[0]} with every pair forbidden" if empty else "rows that share too few allowed columns"
+    return f"to allow an assignment, got {got}; allow more pairs"
 
 
 def matching_accuracy(z_a: Tensor, z_b: Tensor, *, similarity: Similarity = "euclidean") -> float:
