@@ -1,6 +1,7 @@
 """Every cell of the grid against enumeration, scipy, entmax or POT."""
 
 import math
+from functools import partial
 from itertools import permutations, product
 
 import entmax
@@ -129,13 +130,16 @@ def test_the_sandwich_of_eq_4_and_its_sinkhorn_form(n, scale, seed):
 
 
 def birkhoff_projection(t: np.ndarray) -> np.ndarray:
-    """argmin |Y - θ|² over doubly stochastic Y by Dykstra's alternating projections, an independent method."""
-    n = len(t)
-    y, correction = t.copy(), np.zeros_like(t)
+    """argmin |Y - θ|² over doubly stochastic Y by Dykstra's alternating projections, an independent method.
+
+    Y is 0 where θ is -inf.
+    """
+    n, allowed = len(t), np.isfinite(t)
+    y, correction = np.where(allowed, t, 0.0), np.zeros_like(t)
     for _ in range(20_000):
         row = y.sum(1, keepdims=True) - 1
         affine = y - row / n - (y.sum(0, keepdims=True) - 1) / n + row.sum() / n**2  # onto row and column sums 1
-        y, previous = np.maximum(affine + correction, 0), y
+        y, previous = np.where(allowed, np.maximum(affine + correction, 0), 0.0), y
         correction = affine + correction - y
         if np.abs(y - previous).max() < 1e-14:
             break
@@ -174,13 +178,115 @@ def test_ties_everywhere_give_the_uniform_plan(smoothing):
     torch.testing.assert_close(best.argmax, torch.full((6, 6), 1 / 6, dtype=torch.float64))
 
 
-def test_columns_left_out_get_nothing():
-    t = theta(4)
-    t[0, 2] = -math.inf
-    for smoothing in ("none", "entropy", "sparse"):
-        best = row_maximum(t, smoothing=smoothing)
-        assert best.argmax[0, 2] == 0
-        assert best.value.isfinite().all()
+NO = -math.inf
+FORBIDDEN = [
+    [[0, 0, 0, 0], [0, NO, 0, 0], [0, 0, 0, NO], [NO, 0, 0, 0]],
+    [[0, NO, NO, NO], [0, 0, NO, NO], [0, 0, 0, NO], [0, 0, 0, 0]],  # the identity alone is left
+    [[NO, 0, NO, NO], [0, NO, NO, NO], [0, 0, 0, 0], [NO, 0, 0, 0]],  # two parts that have nothing in common
+]
+
+
+@pytest.mark.parametrize("smoothing", ["none", "entropy", "sparse"])
+@pytest.mark.parametrize("forbidden", FORBIDDEN)
+def test_rows_with_forbidden_pairs(smoothing, forbidden):
+    t = theta(4) + torch.tensor(forbidden)
+    best = row_maximum(t, smoothing=smoothing)
+    assert (best.argmax[t == NO] == 0).all()
+    for row, value, argmax in zip(t, best.value, best.argmax, strict=True):
+        alone = row_maximum(row[row > NO][None], smoothing=smoothing)
+        torch.testing.assert_close(value, alone.value[0])
+        torch.testing.assert_close(argmax[row > NO], alone.argmax[0])
+
+
+@pytest.mark.parametrize("smoothing", ["none", "entropy", "sinkhorn", "sparse", "sparsemap"])
+@pytest.mark.parametrize("forbidden", FORBIDDEN)
+def test_assignments_with_forbidden_pairs(smoothing, forbidden):
+    t = theta(4, seed=1) + torch.tensor(forbidden)
+    choices, totals = totals_of(t)
+    finite = t.masked_fill(t == NO, 0)
+    if smoothing == "sinkhorn":
+        in_one = torch.zeros_like(t, dtype=torch.bool)  # pairs that some assignment has; Sinkhorn's scaling needs these
+        for total, choice in zip(totals, choices, strict=True):
+            in_one[range(4), list(choice)] |= total > NO
+        cost = -t.masked_fill(~in_one, NO).numpy()
+        plan = torch.from_numpy(ot.sinkhorn(*2 * [np.ones(4)], cost, 1.0, method="sinkhorn_log", stopThr=1e-13))
+        expected = (plan * finite).sum() - torch.special.xlogy(plan, plan).sum()
+    elif smoothing == "sparsemap":
+        plan = torch.from_numpy(birkhoff_projection(t.numpy()))
+        expected = (plan * finite).sum() - 0.5 * plan.square().sum()
+    else:
+        p = {
+            "none": lambda: torch.nn.functional.one_hot(totals.argmax(), len(totals)).to(t),
+            "entropy": lambda: torch.softmax(totals, 0),
+            "sparse": lambda: entmax.sparsemax(totals, -1),
+        }[smoothing]()
+        plan = torch.zeros_like(t)
+        for weight, choice in zip(p, choices, strict=True):
+            plan[range(4), list(choice)] += weight
+        regulariser = {"none": 0, "entropy": torch.special.xlogy(p, p).sum(), "sparse": 0.5 * p.square().sum()}
+        expected = (plan * finite).sum() - regulariser[smoothing]
+    best = assignment_maximum(t, smoothing=smoothing)
+    torch.testing.assert_close(best.argmax, plan, rtol=0, atol=1e-7)
+    torch.testing.assert_close(best.value, expected, rtol=1e-7, atol=1e-7)
+    assert (best.argmax[t == NO] == 0).all()
+    assert best.converged
+
+
+@pytest.mark.parametrize("smoothing", ["sinkhorn", "sparsemap"])
+@pytest.mark.parametrize("share", [0.2, 0.9])
+def test_hull_solvers_converge_with_many_forbidden_pairs(smoothing, share):
+    for scale in (0.1, 10.0):
+        t = theta(40, scale=scale)
+        t[(torch.rand(t.shape, generator=torch.Generator().manual_seed(3)) < share) & ~torch.eye(40).bool()] = NO
+        best = assignment_maximum(t, smoothing=smoothing)
+        assert best.converged
+        torch.testing.assert_close(best.argmax.sum(0), torch.ones(40, dtype=t.dtype), rtol=0, atol=1e-9)
+        assert (best.argmax[t == NO] == 0).all()
+
+
+@pytest.mark.parametrize("smoothing", ["none", "entropy", "sinkhorn", "sparse", "sparsemap"])
+def test_nothing_is_left_to_choose(smoothing):
+    with pytest.raises(ValueError, match="got row 1 with every pair forbidden"):
+        assignment_maximum(torch.tensor([[0.0, 0.0], [NO, NO]]), smoothing=smoothing)
+    with pytest.raises(ValueError, match="to allow an assignment, got rows that share too few"):
+        assignment_maximum(torch.tensor([[0.0, NO, NO], [0.0, NO, NO], [0.0, 0.0, 0.0]]), smoothing=smoothing)
+    if smoothing in ("none", "entropy", "sparse"):
+        with pytest.raises(ValueError, match="got row 1 with every pair forbidden"):
+            row_maximum(torch.tensor([[0.0, 0.0], [NO, NO]]), smoothing=smoothing)
+
+
+DOORS = [
+    sparsemax,
+    *(partial(row_maximum, smoothing=s) for s in ("none", "entropy", "sparse")),
+    *(partial(assignment_maximum, smoothing=s) for s in ("none", "entropy", "sinkhorn", "sparse", "sparsemap")),
+]
+
+
+@pytest.mark.parametrize("door", DOORS, ids=repr)
+def test_scores_that_are_refused(door):
+    with pytest.raises(ValueError, match="theta of a floating-point dtype, got torch.int64; convert"):
+        door(torch.eye(3, dtype=torch.long))
+    for value in (math.nan, math.inf):
+        t = theta(3)
+        t[1, 2] = value
+        with pytest.raises(ValueError, match="expected theta to be finite or -inf"):
+            door(t)
+    if door is not sparsemax:
+        with pytest.raises(ValueError, match=r"theta of shape \(N, M\), got \(1, 3, 3\)"):
+            door(theta(3)[None])
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("smoothing", ["none", "entropy", "sparse"])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_where_values_are_not_looked_at_nan_comes_out(device, smoothing, value):
+    t = theta(3).to(device)
+    t[1, 2] = value
+    rows = torch.compile(partial(row_maximum, smoothing=smoothing), backend="eager", fullgraph=True)
+    for find in [rows] if device == "cpu" else [rows, partial(row_maximum, smoothing=smoothing)]:
+        best = find(t)
+        assert best.value.isnan().tolist() == [False, True, False]
+        assert best.argmax.isnan().any(1).tolist() == [False, True, False]
 
 
 def test_bad_options():

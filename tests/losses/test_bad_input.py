@@ -237,6 +237,86 @@ def test_an_overflow_is_told_as_one(loss, gradient):
     loss(z_a / 1e20, z_b / 1e20)
 
 
+CELLS = [
+    *(("batch-hard", smoothing) for smoothing in ("none", "entropy", "sparse")),
+    *(("one-to-one", smoothing) for smoothing in ("none", "entropy", "sinkhorn", "sparse", "sparsemap")),
+]
+
+
+@pytest.mark.parametrize(("mining", "smoothing"), CELLS)
+class TestScores:
+    def loss(self, mining, smoothing, temperature=1.0):
+        return functools.partial(
+            sw.functional.score_assignment_loss, mining=mining, smoothing=smoothing, temperature=temperature
+        )
+
+    @pytest.mark.parametrize("value", [math.nan, math.inf])
+    def test_not_finite(self, mining, smoothing, value):
+        with pytest.raises(ValueError, match="expected scores to be finite or -inf"):
+            self.loss(mining, smoothing)(with_value(value).mT)
+
+    def test_true_pairs_cannot_be_forbidden(self, mining, smoothing):
+        scores = torch.eye(4)
+        scores[2, 2] = -math.inf
+        with pytest.raises(ValueError, match="the diagonal of scores.* to be finite, got 1 NaN or infinite of 4"):
+            self.loss(mining, smoothing)(scores)
+
+    @pytest.mark.parametrize("sign", [1, -1])
+    def test_overflow(self, mining, smoothing, sign):
+        scores, temperature = sign * 1e38 * (torch.eye(4) + 1), 1e-3
+        if smoothing == "none":  # the difference of true pairs and others overflows
+            scores, temperature = torch.full((4, 4), 3e38).fill_diagonal_(-3e38), 1.0
+        with pytest.raises(ValueError, match="that torch.float32 can hold, got an overflow"):
+            self.loss(mining, smoothing, temperature)(scores)
+        small = (scores / 1e38 * 2e4).half()  # float32 holds what float16 cannot
+        assert self.loss(mining, smoothing, temperature)(small).isfinite()
+
+    def test_forbidden_pairs(self, mining, smoothing):
+        scores = torch.randn(4, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        forbidden = torch.tensor([[0, 1, 0, 0], [0, 0, 0, 0], [1, 1, 0, 1], [0, 0, 1, 0]]).bool()
+        low = scores.masked_fill(forbidden, -1e4).requires_grad_()  # so low that nothing chooses them
+        scores = scores.masked_fill(forbidden, -math.inf).requires_grad_()
+        found, expected = (self.loss(mining, smoothing)(x) for x in (scores, low))
+        torch.testing.assert_close(found, expected)
+        (grad,), (expected_grad,) = torch.autograd.grad(found, scores), torch.autograd.grad(expected, low)
+        torch.testing.assert_close(grad, expected_grad)
+        assert (grad[forbidden] == 0).all()
+
+
+# Dynamo's own, when it meets an autograd.Function, and scipy.
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(("mining", "smoothing"), [*CELLS[:4], ("one-to-one", "sparse")])  # others take long to compile
+def test_scores_in_what_is_compiled(mining, smoothing):
+    temperature, overflow = 1e-3, 1e38 * (torch.eye(4) + 1)
+    if smoothing == "none":
+        temperature, overflow = 1.0, torch.full((4, 4), 3e38).fill_diagonal_(-3e38)
+    options = {"mining": mining, "smoothing": smoothing, "temperature": temperature}
+    loss = torch.compile(functools.partial(sw.functional.score_assignment_loss, **options), backend="eager")
+    assert loss(overflow).isnan()
+    for place, value in (((1, 2), math.nan), ((1, 2), math.inf), ((2, 2), -math.inf)):
+        scores = torch.eye(4)
+        scores[place] = value
+        if (mining, smoothing) == ("one-to-one", "none") and place == (1, 2):  # where the solver is scipy's
+            with pytest.raises(ValueError, match="expected cost to be finite or -inf, got NaN or inf"):
+                loss(scores)
+        else:
+            assert loss(scores).isnan()
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.parametrize("loss", [sw.SparseCLR(), sw.NTXent(), sw.TripletMargin()], ids=lambda x: type(x).__name__)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_where_values_are_not_looked_at_nan_comes_out(device, loss):
+    compiled = torch.compile(loss, backend="eager")
+    for dtype in (torch.float32, torch.float64) if device == "cuda" else (torch.float32,):
+        for value in (math.nan, math.inf, -math.inf):
+            z_a, z_b = with_value(value).to(device, dtype), good().flip(0).to(device, dtype)
+            for find in [compiled] if device == "cpu" else [compiled, loss]:
+                assert find(z_a, z_b).isnan()
+                assert find(z_b, z_a).isnan()
+
+
 def test_terms_that_are_not_scalars():
     rows = torch.nn.PairwiseDistance()  # one number an item
 

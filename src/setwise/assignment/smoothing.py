@@ -21,10 +21,14 @@ Sparsemax is not: Eq. (14) is "sparsemap" on the larger domain, and Eq. (8) is s
 nothing changes from one form to another by itself.
 
 The temperature is the caller's: f_τ(θ) = τ f(θ/τ) for all of them.
+
+θ_ij = -inf forbids a pair: its argmax is exactly 0. NaN and +inf are refused on the CPU; so is θ that leaves a row, or
+the assignment, no choice. On an accelerator, or compiled, these give NaN, or an error of the solver's.
 """
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from itertools import permutations
 from typing import Literal, NamedTuple
@@ -33,7 +37,8 @@ import torch
 from torch import Tensor
 
 from setwise.assignment.linear import solve_linear
-from setwise.checks import check_option
+from setwise.checks import check_floating, check_matrix, check_option
+from setwise.similarity import full_precision
 
 Mining = Literal["batch-hard", "one-to-one"]
 Smoothing = Literal["none", "entropy", "sparse", "sinkhorn", "sparsemap"]
@@ -58,7 +63,6 @@ class Maximum(NamedTuple):
     converged: bool = True
 
 
-@torch.no_grad()
 def row_maximum(theta: Tensor, *, smoothing: Smoothing) -> Maximum:
     """Maximum of each row of θ [N, M] over the simplex, Eq. (12), (13), (14). Entries of -inf are left out.
 
@@ -70,7 +74,29 @@ def row_maximum(theta: Tensor, *, smoothing: Smoothing) -> Maximum:
         tensor([[0.6000, 0.4000, 0.0000]])
     """
     check_option(smoothing, ROW_SMOOTHINGS, 'smoothing with mining="batch-hard"')
+    _check_scores(theta)
+    return best_rows(theta, smoothing=smoothing)
+
+
+def _check_scores(theta: Tensor) -> None:
+    """Raise unless θ is a matrix of scores; on the CPU also where a row has every pair forbidden."""
+    check_matrix(theta, "theta", forbidden=-math.inf)
+    if theta.ndim != 2:
+        raise ValueError(f"expected theta of shape (N, M), got {tuple(theta.shape)}; pass one problem at a time")
+    if theta.device.type == "cpu" and not torch.compiler.is_compiling():
+        empty = (theta.amax(-1) == -math.inf).nonzero()[:, 0].tolist()
+        if empty:
+            raise ValueError(
+                f"expected a finite score in every row of theta, got row {empty[0]} with every pair forbidden (-inf); "
+                "allow one, or leave the row out"
+            )
+
+
+@torch.no_grad()
+def best_rows(theta: Tensor, *, smoothing: Smoothing) -> Maximum:
+    """``row_maximum`` of scores that nobody has to check."""
     largest = theta.amax(-1)
+    largest = largest + (largest - largest)  # an infinite one is NaN from here on
     if smoothing == "none":
         hit = (theta == largest[:, None]).to(theta.dtype)  # ties share the gradient, whatever their order
         return Maximum(largest, hit / hit.sum(-1, keepdim=True), truth=0.0)
@@ -83,7 +109,6 @@ def row_maximum(theta: Tensor, *, smoothing: Smoothing) -> Maximum:
     return Maximum(value, p, truth=0.5)
 
 
-@torch.no_grad()
 def assignment_maximum(theta: Tensor, *, smoothing: Smoothing) -> Maximum:
     """Maximum over one-to-one assignments of the rows of θ [N, M] to columns, Eq. (3), (4), (8) and hulls.
 
@@ -97,6 +122,15 @@ def assignment_maximum(theta: Tensor, *, smoothing: Smoothing) -> Maximum:
         tensor(4.1269)
     """
     check_option(smoothing, ASSIGNMENT_SMOOTHINGS, 'smoothing with mining="one-to-one"')
+    _check_scores(theta)
+    if smoothing in ("entropy", "sparse") and theta.device.type == "cpu" and theta.amin() == -math.inf:
+        solve_linear(theta, maximize=True)  # raises where no assignment is left
+    return best_assignment(theta, smoothing=smoothing)
+
+
+@torch.no_grad()
+def best_assignment(theta: Tensor, *, smoothing: Smoothing) -> Maximum:
+    """``assignment_maximum`` of scores that nobody has to check."""
     n, m = theta.shape
     if n != m and smoothing != "none":
         raise ValueError(
@@ -111,10 +145,10 @@ def assignment_maximum(theta: Tensor, *, smoothing: Smoothing) -> Maximum:
         _check_small(n, MAX_EXACT_ENTROPY, "entropy", "sinkhorn")
         # Also within torch.inference_mode, where nothing has a gradient and what is cached could never have one.
         with torch.inference_mode(False), torch.enable_grad():
-            leaf = theta.clone().requires_grad_()
+            leaf = full_precision(theta).clone().requires_grad_()
             value = _log_permanent(leaf)
             (argmax,) = torch.autograd.grad(value, leaf)
-        return Maximum(value.detach(), argmax, truth=0.0)
+        return Maximum(value.detach().to(theta.dtype), argmax.to(theta.dtype), truth=0.0)
     if smoothing == "sparse":
         _check_small(n, MAX_EXACT_SPARSE, "sparse", "sparsemap")
         columns = torch.tensor(list(permutations(range(n))), device=theta.device)  # [N!, N]
@@ -142,6 +176,7 @@ def sparsemax(theta: Tensor) -> Tensor:
         >>> sw.assignment.sparsemax(torch.tensor([1.2, 1.0, -1.0]))
         tensor([0.6000, 0.4000, 0.0000])
     """
+    check_floating(theta, "theta", forbidden=-math.inf)
     return _sparsemax(theta.detach().reshape(-1, theta.shape[-1]))[1].reshape(theta.shape)
 
 
@@ -151,16 +186,22 @@ def _sparsemax(theta: Tensor) -> tuple[Tensor, Tensor]:
     The value is Eq. (14)'s ½ Σ_{j in Ω} (θ_j² - T²) in a form without cancellation: on the support
     θ_j = T + p_j, so it is T + ½|p|².
     """
-    largest = theta.amax(-1, keepdim=True)
-    shifted = theta - largest  # the support lies in (-1, 0]: no digits are lost to a common offset
+    work = full_precision(theta)
+    largest = work.amax(-1, keepdim=True)
+    shifted = work - largest  # the support lies in (-1, 0]: no digits are lost to a common offset
+    threshold = _threshold_by_sorting(shifted)
+    p = shifted.sub_(threshold).clamp_min_(0)
+    value = largest + threshold + 0.5 * (p * p).sum(-1, keepdim=True)
+    return value.squeeze(-1).to(theta.dtype), p.to(theta.dtype)
+
+
+def _threshold_by_sorting(shifted: Tensor) -> Tensor:
+    """T of Eq. (15), [N, 1], with the largest entry of each row at 0. Nothing depends on values: no device waits."""
     ordered = shifted.sort(-1, descending=True).values
     above = ordered.cumsum(-1) - 1
-    count = torch.arange(1, theta.shape[-1] + 1, device=theta.device)
-    support = (count * ordered > above).sum(-1, keepdim=True)
-    threshold = above.gather(-1, support - 1) / support  # T, Eq. (15)
-    p = (shifted - threshold).clamp_min(0)
-    value = largest + threshold + 0.5 * (p * p).sum(-1, keepdim=True)
-    return value.squeeze(-1), p
+    count = torch.arange(1, shifted.shape[-1] + 1, device=shifted.device)
+    support = (count * ordered > above).sum(-1, keepdim=True).clamp_min(1)  # a row of NaN has none
+    return above.gather(-1, support - 1) / support
 
 
 @lru_cache(maxsize=32)
@@ -180,12 +221,16 @@ def _subsets(n: int) -> tuple[tuple[Tensor, Tensor], ...]:
 
 
 def _log_permanent(theta: Tensor) -> Tensor:
-    """log Σ_{Y in Pi} exp <θ, Y> of Eq. (4), by dynamic programming over column subsets: O(N 2^N), not N!."""
+    """log Σ_{Y in Pi} exp <θ, Y> of Eq. (4), by dynamic programming over column subsets: O(N 2^N), not N!.
+
+    -inf has no gradient in log-sum-exp. A bound far below all scores has: 0, which is also its share of any sum.
+    """
+    bound = torch.finfo(theta.dtype).min / 4
     total = theta.new_zeros(1)  # log-sum over the ways to put the first k rows on each k-subset of columns
     for row, (columns, rest) in zip(theta, _subsets(len(theta)), strict=True):
         columns, rest = columns.to(theta.device), rest.to(theta.device)
-        total = torch.logsumexp(total[rest] + row[columns], 1)
-    return total[0]
+        total = torch.logsumexp((total[rest] + row[columns]).clamp_min(bound), 1)
+    return torch.where(total[0].abs() < -bound / 2, total[0], math.nan)  # every way forbidden, or +inf: NaN
 
 
 # The convex hull of the assignments, by prices: with a price v_j on each column every row chooses freely, and
@@ -201,10 +246,10 @@ NEWTON_TOLERANCE = 1e-11  # how far any column's total may be from 1; the value'
 
 
 def _hull_maximum(theta: Tensor, *, smoothing: Literal["entropy", "sparse"]) -> Maximum:
-    work = theta.double()
+    work = _possible_pairs(theta.double())
     n = len(work)
     prices = _linear_prices(work)
-    rows = row_maximum(work - prices, smoothing=smoothing)
+    rows = best_rows(work - prices, smoothing=smoothing)
     value = prices.sum() + rows.value.sum()
     for _ in range(NEWTON_STEPS):
         excess = rows.argmax.sum(0) - 1
@@ -221,7 +266,7 @@ def _hull_maximum(theta: Tensor, *, smoothing: Literal["entropy", "sparse"]) -> 
         slope, size = torch.dot(excess, step), 1.0
         rounding = 8 * torch.finfo(work.dtype).eps * value.abs()
         while size > 1e-12:
-            tried = row_maximum(work - (prices + size * step), smoothing=smoothing)
+            tried = best_rows(work - (prices + size * step), smoothing=smoothing)
             tried_value = (prices + size * step).sum() + tried.value.sum()
             if tried_value <= value - 1e-4 * size * slope + rounding:
                 break
@@ -231,12 +276,29 @@ def _hull_maximum(theta: Tensor, *, smoothing: Literal["entropy", "sparse"]) -> 
     converged = bool((plan.sum(0) - 1).abs().amax() <= 100 * NEWTON_TOLERANCE)
     if smoothing == "sparse":
         # Independent of how it was found: at the maximum no assignment improves on the plan to first order.
-        ascent = work - plan
-        best = solve_linear(ascent, maximize=True)[:, None]
+        best = solve_linear(work - plan, maximize=True)[:, None]
+        finite = work.masked_fill(work == -math.inf, 0)
+        ascent = finite - plan
         gap = ascent.gather(1, best).sum() - (ascent * plan).sum()
-        converged = converged and bool(gap <= 1e-8 * (1 + work.abs().amax()) * n)
+        converged = converged and bool(gap <= 1e-8 * (1 + finite.abs().amax()) * n)
     truth = 0.0 if smoothing == "entropy" else n / 2  # Ω of an assignment: -H(Y) = 0, ½|Y|² = N/2
     return Maximum(value.to(theta.dtype), plan.to(theta.dtype), truth, converged)
+
+
+def _possible_pairs(theta: Tensor) -> Tensor:
+    """θ with -inf also at the pairs that no assignment without forbidden ones has; only infinite prices avoid these.
+
+    Rows point to the rows whose columns they could take; a pair is in an assignment if that closes a cycle.
+    """
+    allowed = theta > -math.inf
+    if allowed.all():
+        return theta
+    from scipy.sparse.csgraph import connected_components  # here: its import takes a third of torch's
+
+    partner = solve_linear(theta, maximize=True)
+    groups = connected_components(allowed[:, partner].cpu().numpy(), connection="strong")[1]
+    group = torch.from_numpy(groups).to(theta.device)
+    return theta.masked_fill(group[:, None] != group[partner.argsort()], -math.inf)
 
 
 def _linear_prices(theta: Tensor) -> Tensor:

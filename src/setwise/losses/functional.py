@@ -59,7 +59,7 @@ def score_assignment_loss(
     r"""The whole family on a matrix of scores: Eq. (3), (4), (8) one-to-one and (12), (13), (14) row-wise.
 
     ``scores`` is [N, M], M >= N, larger is closer (minus a distance), the true partner of row i in column i;
-    columns from N on are extra negatives.
+    columns from N on are extra negatives. A score of -inf forbids a pair, which no true one may be.
 
     ================  ====================================  ================================================
     smoothing         mining="batch-hard" (rows choose      mining="one-to-one" (assignments)
@@ -84,13 +84,15 @@ def score_assignment_loss(
         >>> sw.functional.score_assignment_loss(scores, margin=0.2, mining="one-to-one", reduction="sum")  # Eq. (3)
         tensor(0.)
     """
-    check_matrix(scores, "scores")
+    check_matrix(scores, "scores", forbidden=-math.inf)
     if scores.ndim != 2 or scores.shape[0] > scores.shape[1]:
         raise ValueError(
             f"expected scores of shape (N, M) with M >= N, the partner of row i in column i, got {tuple(scores.shape)}"
         )
     check_assignment_options(mining, smoothing, margin, temperature, reduction)
+    check_matrix(scores.diagonal()[None], "the diagonal of scores, its true pairs,")
     theta = full_precision(scores) * (1 / temperature)
+    check_overflow(theta.masked_fill(scores == -math.inf, 0), "scores / temperature")
     partner = torch.arange(len(scores), device=scores.device)
     loss = structured_loss(theta, partner, mining, smoothing, margin / temperature)
     return _reduce(loss, len(scores), reduction, temperature)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from setwise.assignment.smoothing import Mining, Smoothing, assignment_maximum, row_maximum
+from setwise.assignment.smoothing import Mining, Smoothing, best_assignment, best_rows
 from setwise.checks import one_derivative
 from setwise.kernels import rows as kernels
 from setwise.losses.parallel import Peers
@@ -28,13 +28,14 @@ class _FenchelYoung(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, theta: Tensor, partner: Tensor, mining: Mining, smoothing: Smoothing) -> Tensor:
-        solve = row_maximum if mining == "batch-hard" else assignment_maximum
+        solve = best_rows if mining == "batch-hard" else best_assignment
         best = solve(theta, smoothing=smoothing)
         if not best.converged:
             warnings.warn(f"the {smoothing!r} solver stopped at its limit; the loss is approximate", stacklevel=2)
         true = theta.gather(1, partner[:, None])
         ctx.save_for_backward(best.argmax.scatter_add_(1, partner[:, None], -torch.ones_like(true)))
-        return best.value - (true[:, 0] if mining == "batch-hard" else true.sum()) + best.truth
+        loss = best.value - (true[:, 0] if mining == "batch-hard" else true.sum()) + best.truth
+        return loss + (loss - loss)  # of an infinite true score: NaN, not inf
 
     @staticmethod
     @one_derivative
