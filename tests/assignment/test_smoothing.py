@@ -289,6 +289,24 @@ def test_where_values_are_not_looked_at_nan_comes_out(device, smoothing, value):
         assert best.argmax.isnan().any(1).tolist() == [False, True, False]
 
 
+@pytest.mark.parametrize("width", [1, 7, 300])
+def test_sparsemax_by_passes_and_by_sorting(monkeypatch, width):
+    """Eager on the CPU and compiled; rows with ties, of one choice, of all, of magnitudes that take many passes."""
+    monkeypatch.setattr("setwise.assignment.smoothing.CACHED_SCORES", 3 * width)  # three rows at a time
+    t = theta(8, width)
+    t[1], t[2], t[3] = 0.5, 100 * t[2], 1e-6 * t[3]
+    t[4] = -(0.6 ** torch.arange(width))
+    t[5] = 1e6 + (t[5] * 4).round() / 4
+    t[6, 1:] = NO
+    t[7] = t[7].where(t[7] > 0, NO)
+    t[7, 0] = 0
+    expected = entmax.sparsemax(t, -1)
+    for found in (sparsemax(t), torch.compile(sparsemax, backend="eager", fullgraph=True)(t)):
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+        assert ((found > 0) == (expected > 0)).all()
+    torch.testing.assert_close(sparsemax(t[:5].bfloat16()), entmax.sparsemax(t[:5].bfloat16().double(), -1).bfloat16())
+
+
 def test_bad_options():
     with pytest.raises(ValueError, match="expected at most 16 rows .* got 17; 'sinkhorn' is the related form"):
         assignment_maximum(theta(17), smoothing="entropy")

@@ -48,6 +48,8 @@ ASSIGNMENT_SMOOTHINGS = ("none", "entropy", "sinkhorn", "sparse", "sparsemap")
 # 2^16 column subsets and 7! assignments: 10 and 6 ms on a CPU.
 MAX_EXACT_ENTROPY = 16
 MAX_EXACT_SPARSE = 7
+# Scores that stay in a core's cache while sparsemax passes over them: 1 MiB of float32. 2,048 x 2,048 in 47 ms, not 87.
+CACHED_SCORES = 2**18
 
 
 class Maximum(NamedTuple):
@@ -189,7 +191,8 @@ def _sparsemax(theta: Tensor) -> tuple[Tensor, Tensor]:
     work = full_precision(theta)
     largest = work.amax(-1, keepdim=True)
     shifted = work - largest  # the support lies in (-1, 0]: no digits are lost to a common offset
-    threshold = _threshold_by_sorting(shifted)
+    eager = theta.device.type == "cpu" and not torch.compiler.is_compiling()
+    threshold = _threshold_by_passes(shifted) if eager else _threshold_by_sorting(shifted)
     p = shifted.sub_(threshold).clamp_min_(0)
     value = largest + threshold + 0.5 * (p * p).sum(-1, keepdim=True)
     return value.squeeze(-1).to(theta.dtype), p.to(theta.dtype)
@@ -202,6 +205,29 @@ def _threshold_by_sorting(shifted: Tensor) -> Tensor:
     count = torch.arange(1, shifted.shape[-1] + 1, device=shifted.device)
     support = (count * ordered > above).sum(-1, keepdim=True).clamp_min(1)  # a row of NaN has none
     return above.gather(-1, support - 1) / support
+
+
+def _threshold_by_passes(shifted: Tensor) -> Tensor:
+    """The same by Michelot's passes: T of the entries above -1, then of those above T, until they stay the same.
+
+    T only rises, so the last entries are exactly the support. 2 to 10 passes were seen.
+    """
+    # Forward and backward of the loss on N x N cosines with a margin of 1; ms, one core, one run:
+    #     N                       128    512   1024   2048
+    #     passes                  0.5    1.7    5.8     32
+    #     sort                    0.9   14.8     66    305
+    #     entmax's best k         0.9    5.9     18     73
+    # Where all entries are in the support, passes take 0.3 to 21, entmax's best 0.8 to 339.
+    threshold = torch.full_like(shifted[:, :1], -1)
+    rows = max(1, CACHED_SCORES // shifted.shape[-1])
+    for part, t in zip(torch.split(shifted, rows), torch.split(threshold, rows), strict=True):
+        part = part.clamp_min(-1)  # never in the support, and finite
+        above, before = torch.empty_like(part), torch.zeros_like(t)
+        count = torch.gt(part, t, out=above).sum(-1, keepdim=True)
+        while not torch.equal(count, before):
+            torch.maximum(t, (above.mul_(part).sum(-1, keepdim=True) - 1) / count, out=t)
+            before, count = count, torch.gt(part, t, out=above).sum(-1, keepdim=True)
+    return threshold
 
 
 @lru_cache(maxsize=32)
