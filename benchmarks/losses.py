@@ -1,4 +1,5 @@
 """NT-Xent, forward and backward, against plain torch and pytorch-metric-learning; memory with blocks. One thread, CPU.
+SparseCLR against entmax's sparsemax loss, by full and by partial sort.
 
     python benchmarks/losses.py [--out results/losses.json]
 
@@ -39,6 +40,17 @@ def plain(z_a: Tensor, z_b: Tensor) -> Tensor:
     logits = z @ z.T / TEMPERATURE
     logits = logits.fill_diagonal_(-torch.inf)
     return F.cross_entropy(logits, torch.arange(len(z)).roll(len(z_a)))
+
+
+def by_entmax(k: int | None) -> Callable[[Tensor, Tensor], Tensor]:
+    """SparseCLR on rows of S_AB with a margin of 1, by entmax's sort of the ``k`` largest first, or of all."""
+    from entmax import sparsemax_loss
+
+    def loss(z_a: Tensor, z_b: Tensor) -> Tensor:
+        scores = F.normalize(z_a) @ F.normalize(z_b).T
+        return sparsemax_loss(scores - torch.eye(len(scores)), torch.arange(len(scores)), k).mean()
+
+    return loss
 
 
 def times(candidates: dict[str, Callable[[Tensor, Tensor], Tensor]], n: int, repeats: int) -> dict[str, float]:
@@ -114,6 +126,17 @@ def main() -> None:
     record["times_s"] = rows
     console = Console()
     console.print(table)
+    sparse = Table(title=f"SparseCLR, forward + backward, E = {DIMENSIONS}, float32, one CPU thread")
+    for column in ("N", "entmax", "entmax, k=16", "entmax, k=100", "setwise"):
+        sparse.add_column(column, justify="right")
+    rows = []
+    candidates = {"entmax": by_entmax(None), "k=16": by_entmax(16), "k=100": by_entmax(100)}
+    for n, repeats in ((128, 30), (512, 10), (1024, 5), (2048, 3)):
+        row = times({**candidates, "ours": sw.SparseCLR(candidates="cross")}, n, repeats)
+        rows.append({"n": n, **row})
+        sparse.add_row(str(n), *(f"{seconds * 1e3:.2f} ms" for seconds in row.values()))
+    record["sparse_times_s"] = rows
+    console.print(sparse)
     if not arguments.no_memory:
         dense, blocked = peak_memory(None), peak_memory(BLOCK)
         record["memory_gib"] = {"n": LARGE, "block_size": BLOCK, "dense": dense, "blocks": blocked}
