@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gzip
 import hashlib
+import io
 import os
 import stat
 import struct
@@ -17,10 +18,10 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Protocol
 
 from setwise.data.errors import DataError
+from setwise.data.limits import NAME_BYTES, PATH_BYTES, PATH_PARTS, TAR_HEADER, open_plain
 
 MANIFEST = ".setwise.json"  # ours alone: no archive may bring one
 CHUNK = 2**20
-LONGEST_NAME = 255  # bytes of one part of a path, the limit of common file systems
 _DAMAGED = (
     *(tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, EOFError, struct.error),
     # What the standard library's readers also raise on damaged headers, encryption and unknown compression.
@@ -57,9 +58,11 @@ class Writer:
     def place(self, name: str) -> PurePosixPath:
         """The checked relative path of a member."""
         path = PurePosixPath(name)
+        if len(os.fsencode(name)) > PATH_BYTES or len(path.parts) > PATH_PARTS:
+            raise self.refuse(name, f"a path of more than {PATH_BYTES:,} bytes or {PATH_PARTS} parts")
         if path.is_absolute() or ".." in path.parts or "\\" in name or ":" in name or "\0" in name or not path.parts:
             raise self.refuse(name, "a path that leads outside the target")
-        if any(len(os.fsencode(part)) > LONGEST_NAME for part in path.parts) or path.parts[0] == MANIFEST:
+        if any(len(os.fsencode(part)) > NAME_BYTES for part in path.parts) or path.parts[0] == MANIFEST:
             raise self.refuse(name, "a name that cannot be used")
         return path
 
@@ -105,7 +108,7 @@ class Writer:
 
 def unpack(archive: Path, writer: Writer) -> None:
     """Unpack a .zip, .tar.gz or .tar file, known by its first bytes."""
-    with archive.open("rb") as file:
+    with open_plain(archive) as file:
         head = file.read(512)
     try:
         if head.startswith(b"PK\x03\x04"):
@@ -140,8 +143,8 @@ def copy_folder(source: Path, part: Path, writer: Writer) -> None:
         name = path.relative_to(source).as_posix()
         if not stat.S_ISREG(path.lstat().st_mode):
             raise DataError(f"expected plain files in {source}, got {name!r}, a link or device; copy what it points to")
-        with path.open("rb") as stream:
-            writer.file(name, stream, path.stat().st_size)
+        with open_plain(path) as stream:
+            writer.file(name, stream, os.fstat(stream.fileno()).st_size)
 
 
 def _walk(folder: Path) -> Iterator[Path]:
@@ -170,15 +173,59 @@ class _Capped:
         return data
 
 
+class _Member(tarfile.TarInfo):
+    """A member whose extra headers are small. Of a pax header only the path is used.
+
+    tarfile reads a long name or a pax header whole, however long it says it is. It takes quadratic time and memory to
+    parse pax, and keeps the map of a sparse file in a list.
+    """
+
+    def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:  # tarfile's source says: may be overridden
+        if self.type in (tarfile.GNUTYPE_SPARSE, tarfile.GNUTYPE_LONGLINK):
+            raise tarfile.ReadError(f"{self.name[:200]!r}, a sparse file or a link")
+        pax = self.type in (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
+        if (pax or self.type == tarfile.GNUTYPE_LONGNAME) and not 0 <= self.size <= TAR_HEADER:
+            raise tarfile.ReadError(f"a header of {self.size:,} bytes, more than {TAR_HEADER:,}")
+        if not pax:
+            return super()._proc_member(tar)  # type: ignore[misc, no-any-return]
+        raw = tar.fileobj.read(-(-self.size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE)[: self.size]
+        try:
+            member = self.fromtarfile(tar)
+        except tarfile.HeaderError as error:  # tarfile would take it for the end
+            raise tarfile.ReadError("a header without a member") from error
+        fields = {} if self.type == tarfile.XGLTYPE else _pax_fields(raw)
+        size = str(member.size).encode()
+        if fields.get(b"size", size) != size or any(key.startswith(b"GNU.sparse") for key in fields):
+            raise tarfile.ReadError(f"{member.name[:200]!r}, a sparse file, or one with two sizes")
+        if b"path" in fields:
+            member.name = fields[b"path"].decode(errors="surrogateescape")
+        return member
+
+
+def _pax_fields(raw: bytes) -> dict[bytes, bytes]:
+    """The fields of a pax header: records ``LENGTH KEY=VALUE``, each with a line feed at its end."""
+    fields = {}
+    while raw:
+        digits = raw[:5].partition(b" ")[0]
+        length = int(digits) if digits.isdigit() else 0
+        record, raw = raw[:length], raw[length:]
+        if len(record) != length or not record.endswith(b"\n"):
+            raise tarfile.ReadError("a pax header that is damaged")
+        key, _, value = record[len(digits) + 1 : -1].partition(b"=")
+        fields[key] = value
+    return fields
+
+
 def _untar(stream: IO[bytes] | gzip.GzipFile, writer: Writer) -> None:
     capped = _Capped(stream, writer)
-    with tarfile.open(fileobj=capped, mode="r|") as tar:  # type: ignore[call-overload]
+    with tarfile.open(fileobj=capped, mode="r|", tarinfo=_Member) as tar:  # type: ignore[call-overload]
         for count, member in enumerate(tar):
+            tar.members.clear()  # tarfile keeps all that it has seen
             if count > 2 * writer.most_files:
                 raise writer.refuse(member.name, "one of too many members")
             if member.isdir():
                 writer.folder(member.name)
-            elif member.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and not member.issparse():
+            elif member.type in (tarfile.REGTYPE, tarfile.AREGTYPE):
                 content = tar.extractfile(member)
                 assert content is not None, "a regular member has content"
                 writer.file(member.name, content, member.size)
@@ -188,11 +235,28 @@ def _untar(stream: IO[bytes] | gzip.GzipFile, writer: Writer) -> None:
         pass  # to the end, where gzip keeps its checksum
 
 
+class _ZipStream(io.FileIO):
+    """A zip file whose directory is counted before zipfile makes an object of each entry."""
+
+    def __init__(self, archive: Path, writer: Writer) -> None:
+        super().__init__(archive)
+        self.writer = writer
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        data = super().read(size) or b""
+        if data.count(b"PK\1\2") > 2 * self.writer.most_files:  # how each entry begins; zipfile reads all at once
+            raise self.writer.refuse("the directory", "which has too many members")
+        return data
+
+
 def _unzip(archive: Path, writer: Writer) -> None:
-    with zipfile.ZipFile(archive) as file:
-        for count, member in enumerate(file.infolist()):
-            if count > 2 * writer.most_files:
-                raise writer.refuse(member.filename, "one of too many members")
+    with _ZipStream(archive, writer) as stream, zipfile.ZipFile(stream) as file:
+        for member in file.infolist():
+            # zipfile inflates bzip2 and LZMA whole, whatever size is declared.
+            if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                raise writer.refuse(
+                    member.filename, "neither stored nor deflated, the two ways of packing that are read"
+                )
             kind = stat.S_IFMT(member.external_attr >> 16)
             if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
                 raise writer.refuse(member.filename, "a link, device or other special file")

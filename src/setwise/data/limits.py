@@ -1,0 +1,62 @@
+"""What a file from outside may take. Each limit is checked before the memory is taken.
+
+What a data set unpacks to (bytes, files) is in the catalogue, what cuhk-03.mat may hold in cuhk03_mat.py.
+docs/how-to/your-data.md#limits has a table of all of them.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+from setwise.data.errors import DataError
+
+# Archives
+TAR_HEADER = 4096  # bytes of a long name or a pax header; tarfile reads them whole, and pax in quadratic time
+PATH_BYTES = 1024  # of a member
+NAME_BYTES = 255  # of one part of its path, the limit of common file systems
+PATH_PARTS = 32
+
+# Images
+IMAGE_FILE = 512 * 2**20  # bytes of a PNG or JPEG file
+IMAGE_PIXELS = 2**28 // 3  # 256 MiB as RGB; where Pillow begins to warn
+# Deflate packs at most 1,032 bytes into one. A JPEG has at least one bit for a block of 8 x 8 pixels.
+PIXELS_PER_BYTE = {"PNG": 8 * 1032, "JPEG": 8 * 64}
+LARGEST_SIZE = 4096  # pixels of a side that images are resized to
+SET_BYTES = 64 * 2**30  # of all images of a split, decoded; nor more than the memory that is available
+
+# Other files, in bytes
+CIFAR_BATCH = 160 * 10**6  # the largest, CIFAR-100's train, has 155 million
+ANNOTATIONS = 16 * 2**20  # tiny-ImageNet's have half a million
+MANIFEST_FILE = 64 * 2**20
+
+
+def open_plain(path: Path, *, most_bytes: int | None = None) -> io.BufferedReader:
+    """Open a file to read; refuse what is no plain file, such as a FIFO, and what is longer than ``most_bytes``.
+
+    The opened file is looked at, not its name: nobody can exchange it in between. Opening a FIFO does not wait.
+    """
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise DataError(f"expected {path} to be a plain file, got a folder, pipe or device; move it away")
+        if most_bytes is not None and status.st_size > most_bytes:
+            raise DataError(
+                f"expected {path} of at most {most_bytes:,} bytes, got {status.st_size:,}; it is not what its name says"
+            )
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def set_bytes() -> int:
+    """The most bytes that the images of a split may take: ``SET_BYTES``, or what Linux says is available."""
+    with suppress(OSError, ValueError, KeyError):
+        fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        return min(SET_BYTES, 1024 * int(fields["MemAvailable"].removesuffix("kB")))
+    return SET_BYTES
