@@ -112,9 +112,9 @@ def load(name: str, folder: Path, split: str) -> ImageSet:
     labels = np.empty(count * len(files), np.int64)
     for k, file in enumerate(files):
         rows = slice(k * count, (k + 1) * count)
-        read = _read_binary if layout == "binary" else _read_python
-        images[rows], labels[rows] = read(place / file, spec, count)
-        if labels[rows].min(initial=0) < 0 or labels[rows].max(initial=0) >= len(spec.classes):
+        read = _read_binary(place / file, spec, count) if layout == "binary" else _read_python(place / file, spec)
+        images[rows], labels[rows] = read
+        if labels[rows].max(initial=0) >= len(spec.classes):
             raise DataError(f"expected labels below {len(spec.classes)} in {place / file}, got others; {again(name)}")
     return ImageSet(
         name=name,
@@ -148,17 +148,10 @@ def _read_binary(path: Path, spec: Spec, count: int) -> tuple[npt.NDArray[np.uin
     return rows[:, spec.label_bytes :], rows[:, spec.label_bytes - 1]
 
 
-def _read_python(path: Path, spec: Spec, count: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+def _read_python(path: Path, spec: Spec) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
     _check_present(path, spec)
-    batch = read_batch(path)
-    images, labels = batch.get("data"), batch.get(spec.label_key)
-    if not isinstance(images, np.ndarray) or images.shape != (count, PIXELS):
-        got = images.shape if isinstance(images, np.ndarray) else type(images).__name__
-        raise DataError(f"expected 'data' of shape ({count}, {PIXELS}) in {path}, got {got}; {again(spec.name)}")
-    # A label is one byte; beyond that it would not fit the array that all of them go to.
-    if not isinstance(labels, list) or len(labels) != count or not all(type(y) is int and 0 <= y < 256 for y in labels):
-        raise DataError(f"expected {count} integer {spec.label_key!r} in {path}, got others; {again(spec.name)}")
-    return images, np.array(labels, np.int64)
+    batch = read_batch(path, spec.digests[path.name])
+    return batch[b"data"], np.array(batch[spec.label_key.encode()], np.int64)
 
 
 def _check_present(path: Path, spec: Spec) -> None:
