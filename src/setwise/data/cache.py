@@ -9,12 +9,13 @@ import warnings
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory, TemporaryFile
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from setwise.data.locks import lock
 from setwise.data.root import root_of
 
 FOLDER = ".decoded"
@@ -43,8 +44,8 @@ def cached(
         if (found := _open(folder / name, names)) is not None:
             return found
     for folder in folders:
-        if (lock := _lock(folder, key)) is not None:
-            with lock:
+        if (held := _lock(folder, key)) is not None:
+            with held:
                 return _kept(folder / name, key, names, build)
     warnings.warn(
         f"expected to keep decoded images in {' or '.join(map(str, folders))}, got no place that can be written; "
@@ -67,14 +68,10 @@ def _folders(root: Path) -> list[Path]:
 
 
 def _lock(folder: Path, key: str) -> AbstractContextManager[Any] | None:
-    """The lock of ``key``, held until the block ends; None where ``folder`` cannot be written."""
-    from filelock import FileLock
-
+    """The lock of ``key``, held until the block ends; None where ``folder`` cannot be written or has no locks."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=folder):
-            pass  # a lock file that is there already would say nothing of the folder
-        return FileLock(folder / f"{key}.lock").acquire()
+        return lock(folder / f"{key}.lock")
     except OSError:
         return None
 

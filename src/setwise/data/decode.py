@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from setwise.checks import see
 from setwise.data.errors import DataError
+from setwise.data.limits import IMAGE_FILE, IMAGE_PIXELS, PIXELS_PER_BYTE, open_plain, set_bytes
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -33,14 +34,25 @@ def is_image(path: Path) -> bool:
 
 def read_image(path: Path, size: tuple[int, int] | None = None) -> npt.NDArray[np.uint8]:
     """One image as RGB, uint8 [H, W, 3], resized (bilinear) to ``size`` = (height, width) if that differs."""
+    with _opened(path) as image:
+        return to_array(image, size)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """The Pillow image in a file, of which only the header is read, and within the limits; not yet its pixels."""
     from PIL import Image
 
     try:
-        with warnings.catch_warnings():
-            # Pillow warns from 89 million pixels and refuses from twice that; refuse from the first.
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(path, formats=FORMATS) as image:
-                return to_array(image, size)
+        with open_plain(path, most_bytes=IMAGE_FILE) as file, Image.open(file, formats=FORMATS) as image:
+            pixels, length = image.width * image.height, os.fstat(file.fileno()).st_size
+            if pixels > IMAGE_PIXELS:
+                raise ValueError(f"{image.width} x {image.height} pixels, more than {IMAGE_PIXELS:,}")
+            if pixels > length * PIXELS_PER_BYTE["PNG" if image.format == "PNG" else "JPEG"]:
+                raise ValueError(f"{image.width} x {image.height} pixels in {length:,} bytes, which cannot hold them")
+            yield image
+    except DataError:
+        raise
     except FileNotFoundError as error:
         raise DataError(f"expected an image at {path}, got no such file; fetch the data set again") from error
     except Exception as error:  # Pillow's decoders raise a dozen unrelated types on damaged bytes.
@@ -56,7 +68,9 @@ def to_array(image: Any, size: tuple[int, int] | None) -> npt.NDArray[np.uint8]:
 
     if image.mode not in MODES:
         raise ValueError(f"pixels of mode {image.mode}, not eight bits a channel")
-    image = ImageOps.exif_transpose(image).convert("RGB")  # upright, as every viewer shows it
+    ImageOps.exif_transpose(image, in_place=True)  # upright, as every viewer shows it
+    if image.mode != "RGB":
+        image = image.convert("RGB")
     if size is not None and image.size != size[::-1]:
         image = image.resize(size[::-1], Image.Resampling.BILINEAR)
     return np.asarray(image, np.uint8)
@@ -68,26 +82,49 @@ def read_images(paths: Sequence[Path], size: tuple[int, int] | None, *, exact: b
     Without ``size`` they must all be as large as the first one; with ``exact`` they must be of ``size`` already.
     """
     resize = None if exact else size
-    if size is None:
-        if not paths:
-            raise DataError("expected at least one image, got none; nothing says how large they are")
-        size = read_image(paths[0]).shape[:2]
-    out = np.empty((len(paths), 3, *size), np.uint8)
+    if size is not None:
+        out = _room(len(paths), size[0] * size[1])
+    elif paths:
+        with _opened(paths[0]) as image:
+            out = _room(len(paths), image.width * image.height)  # before a pixel of them is decoded
+            size = to_array(image, None).shape[:2]
+    else:
+        raise DataError("expected at least one image, got none; nothing says how large they are")
+    out = out.reshape(len(paths), 3, *size)
     bar, progress = progress_bar(len(paths) >= SHOW_PROGRESS_FROM)
     with bar:
         task = progress.add_task("decoding images", total=len(paths)) if progress else None
         for k, path in enumerate(paths):
-            image = read_image(path, resize)
-            if image.shape[:2] != size:
+            with _opened(path) as image:
+                # One of another size is known by its header. One that lies on its side may be of the same.
+                decode = resize is not None or image.width * image.height == size[0] * size[1]
+                pixels = to_array(image, resize) if decode else None
+                shape = image.size[::-1] if pixels is None else pixels.shape[:2]
+            if pixels is None or shape != size:
                 raise DataError(
                     f"expected {path} to be {size[0]}x{size[1]} (height x width) like the others, "
-                    f"got {image.shape[0]}x{image.shape[1]}; "
+                    f"got {shape[0]}x{shape[1]}; "
                     + ("fetch the data set again" if exact else f"{RESIZE}, {see('how-to/your-data#one-size')}")
                 )
-            out[k] = image.transpose(2, 0, 1)
+            out[k] = pixels.transpose(2, 0, 1)
             if progress and task is not None and k % 100 == 0:
                 progress.update(task, completed=k)
     return out
+
+
+def _room(count: int, pixels: int) -> npt.NDArray[np.uint8]:
+    """Memory for RGB images [N, 3, pixels], if there is as much."""
+    needed, most = 3 * count * pixels, set_bytes()
+    limit = f"{most:,} bytes of memory"
+    try:
+        if needed <= most:
+            return np.empty((count, 3, pixels), np.uint8)
+    except MemoryError:
+        limit = "the memory that this process may have"
+    raise DataError(
+        f"expected images that take at most {limit}, got {count:,} of {pixels:,} pixels, which take {needed:,} bytes; "
+        f"{RESIZE}, or use fewer, {see('how-to/your-data#limits')}"
+    )
 
 
 def progress_bar(shown: bool) -> tuple[AbstractContextManager[Any], Progress | None]:

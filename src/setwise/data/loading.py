@@ -6,10 +6,13 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from setwise.checks import check_option, see
 from setwise.data import cifar, cuhk03, digits, folder, tiny_imagenet
 from setwise.data.catalogue import CATALOGUE, recognise
 from setwise.data.errors import DataError
+from setwise.data.limits import LARGEST_SIZE
 from setwise.data.root import fetch_command, root_of
 from setwise.data.sets import ImageSet, MatchedSet, matched_halves
 from setwise.data.source import locate
@@ -20,7 +23,7 @@ def load(
     root: str | os.PathLike[str] | None = None,
     *,
     split: str = "train",
-    size: tuple[int, int] | None = None,
+    size: int | tuple[int, int] | None = None,
     boxes: cuhk03.Boxes | None = None,
     seed: int | None = None,
 ) -> ImageSet:
@@ -29,8 +32,8 @@ def load(
     ``name`` is "digits", "cifar10", "cifar100", "tiny-imagenet" or "cuhk03", looked for in ``root`` ($SETWISE_DATA or
     ~/.cache/setwise; decoded images are kept there too, if it can be written), or a path to any of these or to a folder
     of images train/CLASS/*.png|jpg. ``split`` is "train" or "test"; some have "val" too. Only for folders of images and
-    CUHK-03: ``size`` = (height, width) to resize to. Only for CUHK-03: ``boxes``, "labeled" (the default) or
-    "detected", and ``seed`` of the split by identity (default 0).
+    CUHK-03: ``size`` to resize to, (height, width) or one number for both. Only for CUHK-03: ``boxes``, "labeled" (the
+    default) or "detected", and ``seed`` of the split by identity (default 0).
 
     Examples:
         >>> digits = sw.data.load("digits", split="test")
@@ -38,7 +41,7 @@ def load(
         (torch.Size([500, 1, 8, 8]), torch.uint8, 10)
     """
     kind, path, where = _find(name, root)
-    _check_options(kind, size=size, boxes=boxes, seed=seed)
+    pair = _check_options(kind, size=size, boxes=boxes, seed=seed)
     if kind == "digits":
         return digits.load(split)
     if kind in cifar.SPECS:
@@ -46,8 +49,8 @@ def load(
     if kind == "tiny-imagenet":
         return tiny_imagenet.load(path, split, where)
     if kind == "cuhk03":
-        return cuhk03.load(path, split, where, boxes=boxes or "labeled", size=size or cuhk03.SIZE, seed=seed or 0)
-    return folder.load(path, split, size)
+        return cuhk03.load(path, split, where, boxes=boxes or "labeled", size=pair or cuhk03.SIZE, seed=seed or 0)
+    return folder.load(path, split, pair)
 
 
 def load_matched(
@@ -57,7 +60,7 @@ def load_matched(
     split: str = "train",
     seed: int = 0,
     instances: int | None = None,
-    size: tuple[int, int] | None = None,
+    size: int | tuple[int, int] | None = None,
     boxes: cuhk03.Boxes | None = None,
 ) -> MatchedSet:
     """Two views of the same identities, split at random by identity: 70 % train, 15 % val, the rest test.
@@ -76,8 +79,8 @@ def load_matched(
     if kind == "cuhk03":
         if instances is not None:
             raise ValueError(f"expected instances=None for cuhk03, which has its own identities, got {instances}")
-        _check_options(kind, size=size, boxes=boxes, seed=seed)
-        return cuhk03.load_matched(path, split, where, boxes=boxes or "labeled", size=size or cuhk03.SIZE, seed=seed)
+        pair = _check_options(kind, size=size, boxes=boxes, seed=seed)
+        return cuhk03.load_matched(path, split, where, boxes=boxes or "labeled", size=pair or cuhk03.SIZE, seed=seed)
     whole = matched_halves(load(name, root, size=size, boxes=boxes), instances=instances, seed=seed)
     return replace(whole, split="all") if split == "all" else whole.parts(seed=seed)[split]
 
@@ -108,12 +111,21 @@ def _find(name: str | os.PathLike[str], root: str | os.PathLike[str] | None) -> 
     return recognise(path), path, where
 
 
-def _check_options(kind: str, *, size: tuple[int, int] | None, boxes: str | None, seed: int | None) -> None:
-    if size is not None:
-        if kind not in ("folder", "cuhk03"):
-            raise ValueError(f"expected size=None for {kind}, whose images are of one size, got {size}")
-        if len(size) != 2 or not all(isinstance(n, int) and 1 <= n <= 4096 for n in size):
-            raise ValueError(f"expected size to be (height, width), 1 to 4096 each, got {size}")
+def _check_options(
+    kind: str, *, size: int | tuple[int, int] | None, boxes: str | None, seed: int | None
+) -> tuple[int, int] | None:
+    """Raise for what the data set does not have; ``size`` as (height, width)."""
     for option, value in (("boxes", boxes), ("seed", seed)):
         if value is not None and kind != "cuhk03":
             raise ValueError(f"expected {option}=None for {kind}, got {value!r}; it is for cuhk03")
+    if size is None:
+        return None
+    if kind not in ("folder", "cuhk03"):
+        raise ValueError(f"expected size=None for {kind}, whose images are of one size, got {size!r}")
+    pair = tuple(size) if isinstance(size, (tuple, list)) else (size, size)
+    whole = all(isinstance(n, (int, np.integer)) and not isinstance(n, bool) for n in pair)
+    if len(pair) != 2 or not whole or not 1 <= min(pair) <= max(pair) <= LARGEST_SIZE:
+        raise ValueError(
+            f"expected size to be (height, width) or one number for both, 1 to {LARGEST_SIZE} each, got {size!r}"
+        )
+    return int(pair[0]), int(pair[1])

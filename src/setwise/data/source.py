@@ -24,6 +24,8 @@ from setwise.data.archives import MANIFEST, Writer, copy_folder, unpack
 from setwise.data.catalogue import Entry, entry_of, file_digest, find, not_found, verify
 from setwise.data.download import download
 from setwise.data.errors import DataError
+from setwise.data.limits import MANIFEST_FILE, open_plain
+from setwise.data.locks import lock
 from setwise.data.root import fetch_command, root_of
 
 VERSION = 1  # of the manifest
@@ -56,13 +58,11 @@ def fetch(
             f"expected a --source for {name}, which must be downloaded by hand; "
             f"{entry.by_hand}, or put it into {where / name}, {see('how-to/your-data#cuhk-03')}"
         )
-    from filelock import FileLock
-
     place = where / name
     if (place / MANIFEST).is_file() and not force:  # without a lock: a root may be shared and not to be written
         return place
     where.mkdir(parents=True, exist_ok=True)
-    with FileLock(where / f".{name}.lock"):
+    with lock(where / f".{name}.lock"):
         if (place / MANIFEST).is_file() and not force:  # another process just did it
             return place
         if place.exists() and not (place / MANIFEST).is_file():
@@ -97,8 +97,9 @@ def _local(entry: Entry, source: str, root: Path) -> tuple[Path, bool]:
         raise ValueError(f"expected a source over http, https or file, or a path, got {source!r}")
     else:
         path = Path(source).expanduser()
-    if not path.exists():
-        raise DataError(f"expected an archive or a folder at {path}, got no such file; is the path right?")
+    if not path.is_file() and not path.is_dir():
+        got = "a pipe or device" if path.exists() else "no such file"
+        raise DataError(f"expected an archive or a folder at {path}, got {got}; is the path right?")
     return path.resolve(), False
 
 
@@ -216,10 +217,11 @@ def check(name: str, root: str | os.PathLike[str] | None = None) -> Report:
 
 def _read_manifest(path: Path, name: str) -> dict[str, tuple[int, str]]:
     try:
-        found = json.loads(path.read_text())
+        with open_plain(path, most_bytes=MANIFEST_FILE) as file:
+            found = json.loads(file.read(MANIFEST_FILE))
         files = {str(file): (int(size), str(digest)) for file, (size, digest) in found["files"].items()}
         usable = found["version"] == VERSION and found["name"] == name
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise DataError(
             f"expected the manifest of {name} in {path}, got {error!r}; fetch it again with --force"
         ) from error
