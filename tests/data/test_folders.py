@@ -300,8 +300,18 @@ def test_images_are_resized_on_request_only(pictures):
         expected = np.array(image.resize((6, 8), Image.Resampling.BILINEAR))
     assert np.array_equal(found.images[0].permute(1, 2, 0).numpy(), expected)
     assert (found.images[6] == 90).all()
-    with pytest.raises(ValueError, match=r"expected size to be \(height, width\)"):
-        sw.data.load(pictures, size=(8, 0))
+
+
+def test_one_number_is_both_sides(pictures):
+    square = sw.data.load(pictures, size=(8, 8)).images
+    for size in (8, [8, 8], np.int64(8)):
+        assert torch.equal(sw.data.load(pictures, size=size).images, square)
+    assert sw.data.load_matched(pictures, size=8, split="all").images.shape[1:] == (3, 8, 4)
+    for bad in ((8, 0), 0, 4097, 8.0, "8", True, (8,), (8, 8, 8), (8, None), torch.Size([])):
+        with pytest.raises(ValueError, match=r"expected size to be \(height, width\) or one number for both"):
+            sw.data.load(pictures, size=bad)
+    with pytest.raises(ValueError, match="expected size=None for digits"):
+        sw.data.load("digits", size=8)
 
 
 def test_folders_that_are_no_data_set(pictures, tmp_path):

@@ -1,5 +1,6 @@
 """Installation: whole or not at all, once, verified; and the command line on top of it."""
 
+import errno
 import hashlib
 import json
 import os
@@ -14,6 +15,7 @@ import torch
 import setwise as sw
 from setwise.cli import main
 from setwise.data import catalogue, source
+from setwise.data.cache import cached
 from setwise.data.errors import DataError
 
 
@@ -229,6 +231,7 @@ def test_check_finds_what_changed(packed, tmp_path):
         "[]",
         '{"version": 1, "name": "cifar100", "files": {}}',
         '{"version": 1, "files": {"/etc": 3}}',
+        "[" * 100_000,
     ):
         (root / "cifar10" / ".setwise.json").write_text(manifest)
         assert any("expected the manifest of cifar10" in p for p in sw.data.check("cifar10", root).problems)
@@ -243,6 +246,28 @@ def test_bad_sources(tmp_path):
         sw.data.fetch("cifar-100", tmp_path)
     with pytest.raises(DataError, match="'digits', which comes with scikit-learn; just load it"):
         sw.data.fetch("digits", tmp_path)
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOSYS])
+@pytest.mark.parametrize("left", [False, True])
+def test_a_file_system_without_locks_is_named(packed, tmp_path, monkeypatch, code, left):
+    fcntl, root = pytest.importorskip("fcntl"), tmp_path / "root"
+    root.mkdir()
+    if left:  # by a process that was killed: nobody may wait for it
+        (root / ".cifar10.lock").touch()
+
+    def refuse(*args):
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "flock", refuse)
+        with pytest.raises(OSError, match=rf"with locks for {root}, got: {os.strerror(code)}; use a folder on a local"):
+            sw.data.fetch("cifar10", root, tmp_path / "made")
+        monkeypatch.setenv("SETWISE_DATA", str(root))
+        with pytest.warns(RuntimeWarning, match="got no place with locks"):
+            cached(root, "key", [], ("x",), lambda place: np.save(place / "x.npy", np.arange(3)))
+    assert visible(root) == []
+    assert sw.data.fetch("cifar10", root, tmp_path / "made") == root / "cifar10"
 
 
 # --- other processes -----------------------------------------------------------------------------------------------

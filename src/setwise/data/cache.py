@@ -48,8 +48,8 @@ def cached(
             with held:
                 return _kept(folder / name, key, names, build)
     warnings.warn(
-        f"expected to keep decoded images in {' or '.join(map(str, folders))}, got no place that can be written; "
-        "they are decoded each time: set SETWISE_DATA to a folder that you can write to",
+        f"expected to keep decoded images in {' or '.join(map(str, folders))}, got no place with locks that "
+        "can be written; they are decoded each time: set SETWISE_DATA to a folder that you can write to",
         RuntimeWarning,
         stacklevel=2,
     )
