@@ -141,7 +141,7 @@ def recognise(path: Path) -> str:
 def verify(name: str, path: Path) -> None:
     """Raise unless ``path`` holds the data set ``name``, as far as its makers fixed what that is.
 
-    CIFAR: every batch is read, and has its makers' checksum (CIFAR-100's binary ones need none). tiny-ImageNet: every
+    CIFAR: every batch is read, and has its makers' checksum (CIFAR-100's binary ones have none). tiny-ImageNet: every
     class has its number of image files, and the annotations name all of val's; the images are not read. CUHK-03:
     cuhk-03.mat or a picture is there, no more; it may have fewer identities than the real set.
     """
