@@ -5,6 +5,7 @@ import pytest
 import torch
 from scipy.spatial.distance import cdist
 
+import setwise as sw
 from setwise.similarity import intra_factor, normalize, pairwise, scores
 
 
@@ -45,6 +46,31 @@ def test_zero_rows_under_cosine_have_similarity_and_gradient_zero(views):
     s.sum().backward()
     assert torch.equal(z_a.grad[1], torch.zeros(4, dtype=s.dtype))
     assert z_a.grad[0].abs().sum() > 0
+
+
+@pytest.mark.parametrize("length", [1e-40, 1e-30, 1e-13])
+def test_a_row_however_short_has_a_bounded_gradient(views, length):
+    """Ours is that of a row of 1e-12; torch's ``normalize``, which takes such a row for nearly zero, has no more."""
+    z = views(4, 3, dtype=torch.float32)[0].detach()
+    weight = torch.arange(12.0).reshape(4, 3)
+    short = z.clone()
+    short[1] *= length / z[1].abs().max()
+    short.requires_grad_()
+    z.requires_grad_()
+    (normalize(short) * weight).sum().backward()
+    (torch.nn.functional.normalize(z) * weight).sum().backward()
+    expected = z.grad.clone()
+    expected[1] *= z[1].abs().max().item() / 1e-12
+    torch.testing.assert_close(short.grad, expected, rtol=1e-3 if length == 1e-40 else 1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("loss", [sw.InfoNCE(), sw.NTXent(), sw.SparseCLR(), sw.QARe(), sw.SetContrastive(sw.NTXent())])
+def test_gradients_of_losses_stay_finite_for_a_row_of_hardly_any_length(views, loss):
+    z_a, z_b = (z.detach().clone() for z in views(6, 3, dtype=torch.float32))
+    z_a[2] = torch.tensor([0.0, 1e-42, 0.0])
+    loss(z_a.requires_grad_(), z_b.requires_grad_()).backward()
+    assert z_a.grad.isfinite().all()
+    assert z_b.grad.isfinite().all()
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+LARGEST = torch.finfo(torch.float32).max
 
 
 def see(page: str) -> str:
@@ -36,9 +37,9 @@ def check_option(value: object, allowed: Sequence[str], name: str) -> None:
 
 
 def is_number(value: object) -> bool:
-    """Whether ``value`` is a finite number, Python's or numpy's, which bools are not."""
+    """Whether ``value`` is a finite number that float32 can hold, Python's or numpy's, which bools are not."""
     numbers = (int, float, np.integer, np.floating)
-    return isinstance(value, numbers) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, numbers) and not isinstance(value, bool) and -LARGEST <= plain(value) <= LARGEST
 
 
 def plain(value: Any) -> Any:
@@ -47,11 +48,12 @@ def plain(value: Any) -> Any:
 
 
 def check_number(value: float, name: str, *, above: float | None = None, least: float | None = None) -> None:
-    """Raise unless ``value`` is a finite number, greater than ``above`` and not less than ``least``."""
+    """Raise unless ``value`` is a number that float32 can hold, greater than ``above`` and not less than ``least``."""
     check_not_tensor(value, name)
     limit = f" above {above:g}" if above is not None else f" of at least {least:g}" if least is not None else ""
     if not is_number(value) or (above is not None and value <= above) or (least is not None and value < least):
-        raise ValueError(f"expected {name} to be a finite number{limit}, got {value!r}")
+        most = f"; float32 holds {LARGEST:.2g} at most" if isinstance(value, (int, float)) else ""
+        raise ValueError(f"expected {name} to be a finite number{limit}, got {value!r}{most}")
 
 
 def check_not_tensor(value: object, name: str) -> None:

@@ -61,8 +61,9 @@ class _UnitRows(torch.autograd.Function):
 
 
 def normalize(z: Tensor, *, append: float | None = None) -> Tensor:
-    """Rows of unit length, [..., E]; a zero row stays zero and has gradient zero, at any scale.
+    """Rows of unit length, [..., E], at any scale; a zero row stays zero and has gradient zero.
 
+    Gradients grow as rows get shorter, but no more below 1e-12.
     ``append`` puts a constant after each row: [..., E + 1].
     """
     unit: Tensor = _UnitRows.apply(z, append)  # type: ignore[no-untyped-call]

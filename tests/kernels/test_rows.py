@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from setwise.kernels.nvrtc import source
-from setwise.kernels.rows import NOWHERE, meeting, row_losses, unit_rows, unit_rows_backward
+from setwise.kernels.rows import NOWHERE, SHORTEST, meeting, row_losses, unit_rows, unit_rows_backward
 
 
 def rows(width: int) -> Tensor:
@@ -18,6 +18,7 @@ def rows(width: int) -> Tensor:
     z[2] = 0
     z[3] *= 1e30
     z[4] *= 1e-30
+    z[5] *= 1e-40
     return z
 
 
@@ -31,6 +32,8 @@ def test_unit_rows(width, append):
     expected = np.divide(exact, norms, out=np.zeros_like(exact), where=norms > 0)
     np.testing.assert_allclose(out[:, :width].numpy(), expected, atol=1e-6)
     np.testing.assert_allclose((lengths[0].double() * lengths[1].double()).numpy(), norms, rtol=1e-6)
+    grad = torch.ones_like(out)
+    assert unit_rows_backward(grad, out, lengths, width).abs().max() <= 2 * width / SHORTEST
     if append is not None:
         assert (out[:, width] == append).all()
 
@@ -130,6 +133,11 @@ def scores_for(rows, width, itself):
 
 
 RUN = """
+extern "C" void run_unit_rows(int blocks, int threads, const float* z, const float* grad, float* out, float* lengths,
+                              float* grad_z, int rows, int width, int out_width, double append, double shortest) {
+    launch(unit_rows, blocks, threads, z, out, lengths, rows, width, out_width, append);
+    launch(unit_rows_backward, blocks, threads, grad, out, lengths, grad_z, rows, width, out_width, shortest);
+}
 extern "C" void run(int blocks, int threads, const float* theta, const long long* partners, float* losses,
                     float* gradient, int rows, int width, int itself, int sparse, double margin, double least) {
     launch(row_losses, blocks, threads, theta, partners, losses, gradient, rows, width, itself, sparse, margin, least);
@@ -154,6 +162,22 @@ def test_the_text_of_row_losses_on_a_cpu(on_cpu, rows, width, itself, sparse, ma
     expected = choice(theta, partner, itself, sparse, margin, least)
     torch.testing.assert_close(losses.double(), expected[0], rtol=1e-5, atol=2e-6)
     torch.testing.assert_close(gradient.double(), expected[1], rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("width", [1, 31, 64])
+def test_the_text_of_unit_rows_on_a_cpu(on_cpu, width):
+    z = rows(width)
+    out, lengths, grad_z = torch.empty(9, width + 1), torch.empty(2, 9, 1), torch.empty(9, width)
+    grad = torch.randn(9, width + 1, generator=torch.Generator().manual_seed(1))
+    pointers = [ctypes.c_void_p(x.data_ptr()) for x in (z, grad, out, lengths, grad_z)]
+    numbers = [*map(ctypes.c_int, (9, width, width + 1)), *map(ctypes.c_double, (0.7, SHORTEST))]
+    on_cpu.run_unit_rows(5, 64, *pointers, *numbers)
+    expected = unit_rows(z, 0.7)
+    for mine, theirs in zip((out, lengths), expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+    expected_grad = unit_rows_backward(grad, *expected, width)
+    for mine, theirs in zip(grad_z, expected_grad, strict=True):  # a row each, since their sizes differ
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6 * theirs.abs().max().item() + 1e-30)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

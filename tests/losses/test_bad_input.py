@@ -169,6 +169,52 @@ def test_options_are_checked_when_the_loss_is_made(make, message):
         make()
 
 
+@pytest.mark.parametrize("value", [1e300, -1e300, pytest.param(10**400, id="10**400"), np.float64(1e39)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: sw.SetContrastive(sw.NTXent(), alpha=x),
+        lambda x: sw.SetContrastive(sw.NTXent(), beta=x),
+        lambda x: sw.SparseCLR(margin=x),
+        lambda x: sw.TripletMargin(margin=x),
+        lambda x: sw.AssignmentLoss(margin=x),
+        lambda x: sw.NTXent(clamp=x),
+        lambda x: sw.SparseCLR(clamp=x),
+        lambda x: sw.QARe(clamp=x),
+        lambda x: sw.QARe(shift=x),
+        lambda x: FrobeniusProduct(shift=x),
+        lambda x: sw.NTXent(temperature=x),
+        lambda x: sw.functional.score_assignment_loss(torch.eye(3), margin=x),
+        lambda x: sw.functional.qare(good(), good(), shift=x),
+    ],
+)
+def test_numbers_that_no_float32_holds(make, value):
+    with pytest.raises(ValueError, match="to be a finite number"):
+        make(value)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: sw.InfoNCE(temperature=1e-300),
+        lambda: sw.NTLogistic(temperature=5e-324),
+        lambda: sw.SparseCLR(margin=1e38, temperature=1e-3),
+        lambda: sw.NTXent(clamp=-1e38, temperature=1e-3),
+        lambda: sw.AssignmentLoss(smoothing="entropy", margin=1e38, temperature=1e-3),
+    ],
+)
+def test_a_temperature_too_low_for_what_is_divided_by_it(make):
+    with pytest.raises(ValueError, match="divided by temperature"):
+        make()
+
+
+def test_a_weighted_sum_that_overflows_is_told_as_one():
+    loss = sw.SetContrastive(sw.NTXent(), 3e38, alpha=3e38)
+    with pytest.raises(ValueError, match="that torch.float32 can hold, got an overflow"):
+        loss(good(), good())
+    assert loss(good().double(), good().double()).isfinite()
+
+
 @pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64, np.int64, np.uint8])
 def test_numpy_numbers_are_numbers(kind):
     one, two, small = kind(1), np.int64(2), np.float32(0.5)

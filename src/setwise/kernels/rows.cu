@@ -43,10 +43,11 @@ extern "C" __global__ void unit_rows(const float* __restrict__ z, float* __restr
     }
 }
 
-// What a gradient in the unit rows is in the rows themselves: (g - x <x, g>) / length, zero for a zero row.
+// What a gradient in the unit rows is in the rows themselves: (g - x <x, g>) / length, zero for a zero row. A row whose
+// largest entry is below ``shortest`` gets the gradient of one that has it.
 extern "C" __global__ void unit_rows_backward(const float* __restrict__ grad, const float* __restrict__ out,
                                               const float* __restrict__ lengths, float* __restrict__ grad_z, int rows,
-                                              int width, int out_width) {
+                                              int width, int out_width, double shortest) {
     const int row = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
     if (row >= rows) return;
     grad += static_cast<size_t>(row) * out_width;
@@ -55,7 +56,8 @@ extern "C" __global__ void unit_rows_backward(const float* __restrict__ grad, co
     float along = 0.0f;
     for (int i = lane; i < width; i += 32) along = fmaf(grad[i], out[i], along);
     along = warp_sum(along);
-    const float divisor = lengths[row], length = lengths[rows + row];
+    const float least = static_cast<float>(shortest), length = lengths[rows + row];
+    const float divisor = lengths[row] < least ? least : lengths[row];  // a NaN stays one
     const float inverse = length == 0.0f ? 0.0f : 1.0f / length;
     for (int i = lane; i < width; i += 32) grad_z[i] = (grad[i] - along * out[i]) * inverse / divisor;
 }

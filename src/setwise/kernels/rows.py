@@ -47,21 +47,27 @@ def unit_rows(z: Tensor, append: float | None = None) -> tuple[Tensor, Tensor]:
     return out, torch.stack([divisor, length])
 
 
+SHORTEST = 1e-12  # largest entry of a row that a gradient is divided by in full, as torch's ``normalize`` has it
+
+
 def unit_rows_backward(grad: Tensor, out: Tensor, lengths: Tensor, width: int) -> Tensor:
-    """Gradient in z of ``unit_rows``: (g - x <x, g>) / length, and zero for a zero row."""
+    """Gradient in z of ``unit_rows``: (g - x <x, g>) / length, and zero for a zero row.
+
+    A row whose largest entry is below ``SHORTEST`` gets the gradient of one that has it: no length makes it overflow.
+    """
     kernel = _kernel_for("unit_rows_backward", grad)
     if kernel is not None:
         grad = grad.contiguous()
         rows, out_width = grad.numel() // grad.shape[-1], grad.shape[-1]
         grad_z = grad.new_empty(*grad.shape[:-1], width)
-        arguments = [grad, out, lengths, grad_z, rows, width, out_width]
+        arguments = [grad, out, lengths, grad_z, rows, width, out_width, SHORTEST]
         kernel(grid=(-(-rows // WARPS), 1, 1), block=(32 * WARPS, 1, 1), args=arguments)
         return grad_z
     grad, out = grad[..., :width], out[..., :width]
     divisor, length = lengths
     along = (grad * out).sum(-1, keepdim=True)
     across: Tensor = (grad - along * out) * torch.where(length == 0, 0, 1 / length)
-    return across.div_(divisor)
+    return across.div_(divisor.clamp_min(SHORTEST))
 
 
 NOWHERE = -(2**30)  # a column that no row has

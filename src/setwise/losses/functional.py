@@ -24,7 +24,15 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from setwise.assignment.smoothing import Mining, Smoothing
-from setwise.checks import check_count, check_embeddings, check_matrix, check_number, check_option, check_overflow
+from setwise.checks import (
+    LARGEST,
+    check_count,
+    check_embeddings,
+    check_matrix,
+    check_number,
+    check_option,
+    check_overflow,
+)
 from setwise.losses.parallel import Peers
 from setwise.losses.set_level import qare, quadratic_assignment_loss
 from setwise.losses.structured import all_losses, cross_losses, sides, structured_loss
@@ -340,8 +348,6 @@ def check_row_options(
 ) -> None:
     """Raise on options that no row-wise loss can take."""
     check_similarity(similarity)
-    check_number(temperature, "temperature", above=0)
-    check_number(margin, "margin", least=0)
     check_count(block_size, "block_size")
     if clamp is not None:
         check_number(clamp, "clamp")
@@ -350,6 +356,18 @@ def check_row_options(
                 f"expected clamp below 0 with similarity {similarity!r}, whose scores are minus distances, got "
                 f"{clamp!r}: all scores would be equal and nothing learnt; clamp=-d is for distances of at most d"
             )
+    _check_units(temperature, margin, 0.0 if clamp is None else clamp)
+
+
+def _check_units(temperature: float, margin: float, clamp: float = 0.0) -> None:
+    """Raise unless float32 can hold scores up to 1, the margin and the clamp in units of the temperature."""
+    check_number(margin, "margin", least=0)
+    check_number(temperature, "temperature", above=0)
+    if max(1, margin, abs(clamp)) > LARGEST * float(temperature):
+        raise ValueError(
+            f"expected scores, margin and clamp that float32 can hold once they are divided by temperature, got "
+            f"temperature {temperature!r}, margin {margin!r}, clamp {clamp!r}; raise the temperature"
+        )
 
 
 def _reduce(loss: Tensor, rows: int, reduction: Reduction, temperature: float) -> Tensor:
@@ -375,8 +393,7 @@ def check_assignment_options(mining: str, smoothing: str, margin: float, tempera
     if mining == "batch-hard" and smoothing in ("sinkhorn", "sparsemap"):
         same = {"sinkhorn": "entropy", "sparsemap": "sparse"}[smoothing]
         raise ValueError(f'expected smoothing {same!r} with mining="batch-hard", where it is the same as {smoothing!r}')
-    check_number(margin, "margin", least=0)
-    check_number(temperature, "temperature", above=0)
+    _check_units(temperature, margin)
     if smoothing == "none" and temperature != 1.0:
         raise ValueError(f'expected temperature 1.0 with smoothing="none", got {temperature}; it would have no effect')
     check_option(reduction, REDUCTIONS, "reduction")

@@ -10,7 +10,16 @@ from torch import Tensor, nn
 
 from setwise.assignment.smoothing import Mining, Smoothing
 from setwise.assignment.spectrum import Bound
-from setwise.checks import check_loss, check_not_tensor, check_number, check_option, is_number, plain, see
+from setwise.checks import (
+    check_loss,
+    check_not_tensor,
+    check_number,
+    check_option,
+    check_overflow,
+    is_number,
+    plain,
+    see,
+)
 from setwise.losses import functional
 from setwise.losses.set_level import Spectrum, check_qare_options, qare
 from setwise.similarity import SIMILARITIES, Similarity
@@ -339,6 +348,8 @@ class SetContrastive(nn.Module):
         _check_scalar(pairwise, "pairwise")
         _check_scalar(regularizer, "regularizer")
         loss = self.alpha * pairwise + self.beta * regularizer
+        if isinstance(loss, Tensor):
+            check_overflow(loss, "a loss")
         return {"loss": loss, "pairwise": pairwise, "regularizer": regularizer}
 
     def _check_features(self, features: object) -> None:
