@@ -22,8 +22,7 @@ class SetContrastiveModule(lightning.LightningModule):
         self.lr = lr
 
     def on_fit_start(self) -> None:
-        if self.trainer.world_size > 1:
-            self.loss = sw.distributed(self.loss)
+        self.loss = sw.distributed(self.loss)
 
     def training_step(self, batch: list[torch.Tensor], step: int) -> torch.Tensor:
         images, samples = batch

@@ -60,8 +60,8 @@ def check_not_tensor(value: object, name: str) -> None:
     """Raise if ``value``, an option, is a tensor."""
     if isinstance(value, Tensor):
         raise ValueError(
-            f"expected {name} to be a Python number, got a {type(value).__name__}; call .item(), "
-            "a learned one is not supported"
+            f"expected {name} to be a Python number, got a {type(value).__name__}; .item() makes one, which is not "
+            "learned: of a loss's options only temperature can be"
         )
 
 

@@ -92,8 +92,8 @@ def test_extra_negatives(loss):
         (lambda: sw.InfoNCE(temperature=True), "expected temperature to be a finite number above 0, got True"),
         (lambda: sw.InfoNCE(temperature=np.True_), "expected temperature to be a finite number above 0, got np.True_"),
         (
-            lambda: sw.InfoNCE(temperature=torch.nn.Parameter(torch.tensor(0.1))),
-            r"expected temperature to be a Python number, got a Parameter; call .item\(\), a learned one is not",
+            lambda: sw.SparseCLR(margin=torch.nn.Parameter(torch.tensor(0.1))),
+            r"expected margin to be a Python number, got a Parameter; .* only temperature can be",
         ),
         (
             lambda: sw.SetContrastive(sw.NTXent(), torch.tensor(0.5)),

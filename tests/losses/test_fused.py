@@ -1,9 +1,11 @@
 """Row-wise losses with the kernel that computes them at once, whose place is taken here by its formula in float64."""
 
+import copy
 import math
 
 import pytest
 import torch
+from torch import nn
 
 import setwise as sw
 from setwise.assignment.smoothing import row_maximum
@@ -18,6 +20,9 @@ LOSSES = {
     "sparseclr": sw.SparseCLR(temperature=0.5),
     "sparseclr, clamped, by blocks": sw.SparseCLR(clamp=0.1, block_size=4),
     "sparseclr, cross": sw.SparseCLR(candidates="cross", margin=0.3),
+    "infonce, learned": sw.InfoNCE(temperature=nn.Parameter(torch.tensor(0.2))),
+    "nt-xent, learned, clamped, by blocks": sw.NTXent(nn.Parameter(torch.tensor(0.5)), clamp=0.1, block_size=5),
+    "sparseclr, learned": sw.SparseCLR(margin=0.3, temperature=nn.Parameter(torch.tensor(0.5))),
 }
 
 
@@ -49,9 +54,11 @@ def test_the_same_with_and_without_the_kernel(views, monkeypatch, name, more):
         if fused:
             monkeypatch.setattr(structured.kernels, "have_row_losses", lambda theta: True)
             monkeypatch.setattr(structured.kernels, "row_losses", row_losses)
-        loss = LOSSES[name](z_a, z_b, extra) if more else LOSSES[name](z_a, z_b)
+        module = copy.deepcopy(LOSSES[name])
+        loss = module(z_a, z_b, extra) if more else module(z_a, z_b)
         loss.backward()
-        found.append([loss.detach(), z_a.grad, z_b.grad, *([extra.grad] if more else [])])
+        learned = [x.grad for x in module.parameters()]
+        found.append([loss.detach(), z_a.grad, z_b.grad, *learned, *([extra.grad] if more else [])])
     assert calls
     for without, with_it in zip(*found, strict=True):
         torch.testing.assert_close(with_it, without)

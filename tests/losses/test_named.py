@@ -387,3 +387,11 @@ def test_the_gradients_of_a_network_have_no_derivative_in_its_weights():
     gradients = torch.autograd.grad(loss, list(network.parameters()), create_graph=True)
     with pytest.raises(RuntimeError, match="expected one derivative at most"):
         torch.autograd.grad(gradients[0].sum(), list(network.parameters()), allow_unused=True)
+
+
+def test_the_first_option_may_be_positional():
+    assert repr(sw.InfoNCE(0.2)) == repr(sw.InfoNCE(temperature=0.2))
+    assert repr(sw.NTXent(0.2)) == repr(sw.NTXent(temperature=0.2))
+    assert repr(sw.NTLogistic(0.2)) == repr(sw.NTLogistic(temperature=0.2))
+    assert repr(sw.SparseCLR(0.2)) == repr(sw.SparseCLR(margin=0.2))
+    assert repr(sw.TripletMargin(0.2)) == repr(sw.TripletMargin(margin=0.2))

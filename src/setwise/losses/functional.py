@@ -10,6 +10,11 @@ whole family; the named losses say which cell they are. Rows i of ``z_a`` and ``
 
 Scale: ``reduction="sum"`` is the equation as the paper prints it; ``"mean"`` divides that by N·temperature, which
 is what everyone calls InfoNCE. Half-precision embeddings give float32 losses, also under autocast.
+
+``temperature`` may be a tensor [], a parameter or a function of one, and gets its gradient. Keep it above 0: learn its
+logarithm, ``info_nce(z_a, z_b, temperature=log_temperature.exp())``, or clamp it after each step, as CLIP does. On a
+GPU its value is not looked at; a bad one shows in the loss.
+
 ``peers`` makes a loss that of the batches of many processes together, see ``setwise.losses.parallel``.
 """
 
@@ -24,19 +29,20 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from setwise.assignment.smoothing import Mining, Smoothing
-from setwise.checks import (
-    LARGEST,
-    check_count,
-    check_embeddings,
-    check_matrix,
-    check_number,
-    check_option,
-    check_overflow,
-)
+from setwise.checks import check_embeddings, check_matrix, check_option, check_overflow
+from setwise.losses.options import Reduction, Temperature, check_assignment_options, check_row_options
 from setwise.losses.parallel import Peers
 from setwise.losses.set_level import qare, quadratic_assignment_loss
-from setwise.losses.structured import all_losses, cross_losses, sides, structured_loss
-from setwise.similarity import Similarity, check_similarity, full_precision, is_distance, prepared_scores
+from setwise.losses.structured import (
+    all_losses,
+    cross_losses,
+    divide,
+    scores_in_units,
+    shared_temperature,
+    sides,
+    structured_loss,
+)
+from setwise.similarity import Similarity, check_similarity, full_precision
 
 __all__ = [
     "assignment_loss",
@@ -50,10 +56,6 @@ __all__ = [
     "triplet_margin",
 ]
 
-Reduction = Literal["mean", "sum"]
-MININGS = ("batch-hard", "one-to-one")
-REDUCTIONS = ("mean", "sum")
-
 
 def score_assignment_loss(
     scores: Tensor,
@@ -61,7 +63,7 @@ def score_assignment_loss(
     mining: Mining = "batch-hard",
     smoothing: Smoothing = "none",
     margin: float = 0.0,
-    temperature: float = 1.0,
+    temperature: Temperature = 1.0,
     reduction: Reduction = "mean",
 ) -> Tensor:
     r"""The whole family on a matrix of scores: Eq. (3), (4), (8) one-to-one and (12), (13), (14) row-wise.
@@ -99,10 +101,16 @@ def score_assignment_loss(
         )
     check_assignment_options(mining, smoothing, margin, temperature, reduction)
     check_matrix(scores.diagonal()[None], "the diagonal of scores, its true pairs,")
-    theta = full_precision(scores) * (1 / temperature)
-    check_overflow(theta.masked_fill(scores == -math.inf, 0), "scores / temperature")
     partner = torch.arange(len(scores), device=scores.device)
-    loss = structured_loss(theta, partner, mining, smoothing, margin / temperature)
+    forbidden = scores == -math.inf  # set aside: 0 times infinity would be a learned temperature's gradient
+    theta, off = full_precision(scores).masked_fill(forbidden, 0.0), 0.0
+    temperature = shared_temperature(temperature, scores)
+    if isinstance(temperature, Tensor):
+        theta = divide(theta, partner, temperature, margin)
+    else:
+        theta, off = theta * (1 / temperature), margin / temperature
+    theta = check_overflow(theta, "scores / temperature").masked_fill(forbidden, -math.inf)
+    loss = structured_loss(theta, partner, mining, smoothing, off)
     return _reduce(loss, len(scores), reduction, temperature)
 
 
@@ -114,7 +122,7 @@ def assignment_loss(
     mining: Mining = "batch-hard",
     smoothing: Smoothing = "none",
     margin: float = 0.0,
-    temperature: float = 1.0,
+    temperature: Temperature = 1.0,
     similarity: Similarity = "euclidean",
     reduction: Reduction = "mean",
     symmetric: bool = False,
@@ -134,10 +142,13 @@ def assignment_loss(
     check_similarity(similarity)
     check_assignment_options(mining, smoothing, margin, temperature, reduction)
     partner = torch.arange(len(z_a), device=z_a.device)
+    temperature = shared_temperature(temperature, z_a)
     losses = []
     for anchors, candidates in sides(z_a, z_b, extra_negatives, symmetric=symmetric, similarity=similarity):
-        theta = prepared_scores(anchors, candidates, similarity=similarity, scale=1 / temperature)
-        losses.append(structured_loss(theta, partner, mining, smoothing, margin / temperature).sum())
+        theta, off, _ = scores_in_units(
+            anchors, candidates, partner, similarity=similarity, temperature=temperature, margin=margin
+        )
+        losses.append(structured_loss(theta, partner, mining, smoothing, off).sum())
     return _reduce(torch.stack(losses).mean(), len(z_a), reduction, temperature)
 
 
@@ -146,7 +157,7 @@ def info_nce(
     z_b: Tensor,
     extra_negatives: Tensor | None = None,
     *,
-    temperature: float = 0.05,
+    temperature: Temperature = 0.05,
     similarity: Similarity = "cosine",
     symmetric: bool = False,
     block_size: int | None = None,
@@ -187,7 +198,7 @@ def nt_xent(
     z_b: Tensor,
     extra_negatives: Tensor | None = None,
     *,
-    temperature: float = 0.5,
+    temperature: Temperature = 0.5,
     reduction: Literal["mean", "log-mean"] = "mean",
     similarity: Similarity = "cosine",
     clamp: float | None = None,
@@ -232,7 +243,7 @@ def sparse_clr(
     margin: float = 1.0,
     candidates: Literal["all", "cross"] = "all",
     similarity: Similarity = "cosine",
-    temperature: float = 1.0,
+    temperature: Temperature = 1.0,
     clamp: float | None = None,
     block_size: int | None = None,
     peers: Peers | None = None,
@@ -303,7 +314,7 @@ def nt_logistic(
     z_b: Tensor,
     extra_negatives: Tensor | None = None,
     *,
-    temperature: float = 0.05,
+    temperature: Temperature = 0.05,
     similarity: Similarity = "cosine",
     negatives: Literal["mean", "sum", "hardest"] = "mean",
     symmetric: bool = False,
@@ -323,9 +334,11 @@ def nt_logistic(
     check_embeddings(z_a, z_b, extra_negatives)
     check_row_options(similarity, temperature=temperature)
     check_option(negatives, ("mean", "sum", "hardest"), "negatives")
+    partner = torch.arange(len(z_a), device=z_a.device)
+    temperature = shared_temperature(temperature, z_a)
     losses = []
     for anchors, candidates in sides(z_a, z_b, extra_negatives, symmetric=symmetric, similarity=similarity):
-        logits = prepared_scores(anchors, candidates, similarity=similarity, scale=1 / temperature)
+        logits, _, _ = scores_in_units(anchors, candidates, partner, similarity=similarity, temperature=temperature)
         losses.append(softplus(-logits.diagonal()))
         others = logits.masked_fill(torch.eye(*logits.shape, dtype=torch.bool, device=z_a.device), -math.inf)
         if others.shape[1] > 1:
@@ -338,39 +351,7 @@ def nt_logistic(
     return _finish(torch.cat(losses).mean(), None)
 
 
-def check_row_options(
-    similarity: Similarity,
-    *,
-    temperature: float = 1.0,
-    margin: float = 0.0,
-    clamp: float | None = None,
-    block_size: int | None = None,
-) -> None:
-    """Raise on options that no row-wise loss can take."""
-    check_similarity(similarity)
-    check_count(block_size, "block_size")
-    if clamp is not None:
-        check_number(clamp, "clamp")
-        if clamp >= 0 and is_distance(similarity):
-            raise ValueError(
-                f"expected clamp below 0 with similarity {similarity!r}, whose scores are minus distances, got "
-                f"{clamp!r}: all scores would be equal and nothing learnt; clamp=-d is for distances of at most d"
-            )
-    _check_units(temperature, margin, 0.0 if clamp is None else clamp)
-
-
-def _check_units(temperature: float, margin: float, clamp: float = 0.0) -> None:
-    """Raise unless float32 can hold scores up to 1, the margin and the clamp in units of the temperature."""
-    check_number(margin, "margin", least=0)
-    check_number(temperature, "temperature", above=0)
-    if max(1, margin, abs(clamp)) > LARGEST * float(temperature):
-        raise ValueError(
-            f"expected scores, margin and clamp that float32 can hold once they are divided by temperature, got "
-            f"temperature {temperature!r}, margin {margin!r}, clamp {clamp!r}; raise the temperature"
-        )
-
-
-def _reduce(loss: Tensor, rows: int, reduction: Reduction, temperature: float) -> Tensor:
+def _reduce(loss: Tensor, rows: int, reduction: Reduction, temperature: Temperature) -> Tensor:
     return _finish(loss.sum() / rows if reduction == "mean" else loss.sum() * temperature, None)
 
 
@@ -384,16 +365,3 @@ def _check_peers(peers: Peers | None, z: Tensor, extra: Tensor | None) -> None:
     if extra is not None:
         raise ValueError("expected no extra_negatives for a loss over many processes, got some; all rows are gathered")
     peers.check_equal_parts(z)
-
-
-def check_assignment_options(mining: str, smoothing: str, margin: float, temperature: float, reduction: str) -> None:
-    """Raise on options of the assignment losses that are unknown or say nothing together."""
-    check_option(mining, MININGS, "mining")
-    check_option(smoothing, ("none", "entropy", "sparse", "sinkhorn", "sparsemap"), "smoothing")
-    if mining == "batch-hard" and smoothing in ("sinkhorn", "sparsemap"):
-        same = {"sinkhorn": "entropy", "sparsemap": "sparse"}[smoothing]
-        raise ValueError(f'expected smoothing {same!r} with mining="batch-hard", where it is the same as {smoothing!r}')
-    _check_units(temperature, margin)
-    if smoothing == "none" and temperature != 1.0:
-        raise ValueError(f'expected temperature 1.0 with smoothing="none", got {temperature}; it would have no effect')
-    check_option(reduction, REDUCTIONS, "reduction")

@@ -21,19 +21,33 @@ from setwise.checks import (
     see,
 )
 from setwise.losses import functional
+from setwise.losses.options import Reduction, Temperature, check_assignment_options, check_row_options
 from setwise.losses.set_level import Spectrum, check_qare_options, qare
 from setwise.similarity import SIMILARITIES, Similarity
 
 
 class _Loss(nn.Module):
-    """A function of embeddings with its options fixed. They are shown by ``repr`` and kept in ``options``.
+    """A function of embeddings with its options fixed. They are shown by ``repr``.
 
-    A ``peers`` among them is set by ``parallel.distributed``.
+    A temperature that is a tensor is a parameter or a buffer of the module. ``parallel.distributed`` sets ``peers``.
     """
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
-        self.options = {name: plain(value) for name, value in options.items()}
+        temperature = options.get("temperature")
+        if isinstance(temperature, Tensor):
+            options["temperature"] = None
+            if isinstance(temperature, nn.Parameter):
+                self.temperature = temperature
+            else:
+                self.register_buffer("temperature", temperature)
+        self._options = {name: plain(value) for name, value in options.items()}
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options as they are now."""
+        learned = self._options.get("temperature", 1.0) is None
+        return {**self._options, "temperature": self.temperature} if learned else self._options
 
     @property
     def similarity(self) -> Similarity:
@@ -43,7 +57,12 @@ class _Loss(nn.Module):
 
     def extra_repr(self) -> str:
         """The options, as they would be written."""
-        return ", ".join(f"{name}={value!r}" for name, value in self.options.items() if name != "peers" or value)
+        return ", ".join(f"{name}={_shown(value)}" for name, value in self.options.items() if name != "peers" or value)
+
+
+def _shown(value: object) -> str:
+    """``value`` as it would be written; a parameter on one line."""
+    return repr(value.detach().requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value)
 
 
 class AssignmentLoss(_Loss):
@@ -61,13 +80,13 @@ class AssignmentLoss(_Loss):
         mining: Mining = "batch-hard",
         smoothing: Smoothing = "none",
         margin: float = 0.0,
-        temperature: float = 1.0,
+        temperature: Temperature = 1.0,
         similarity: Similarity = "euclidean",
-        reduction: functional.Reduction = "mean",
+        reduction: Reduction = "mean",
         symmetric: bool = False,
     ) -> None:
-        functional.check_row_options(similarity)
-        functional.check_assignment_options(mining, smoothing, margin, temperature, reduction)
+        check_row_options(similarity)
+        check_assignment_options(mining, smoothing, margin, temperature, reduction)
         super().__init__(
             mining=mining,
             smoothing=smoothing,
@@ -90,17 +109,19 @@ class InfoNCE(_Loss):
         >>> z_a, z_b = torch.eye(4), torch.eye(4)  # yours: embeddings [N, E], row i of both is the same item
         >>> sw.InfoNCE(temperature=0.5)(z_a, z_b)
         tensor(0.3408)
+        >>> loss = sw.InfoNCE(torch.nn.Parameter(torch.tensor(0.07)))  # learned: loss.parameters() has it
+        >>> _ = loss.temperature.data.clamp_(min=0.01)  # after each step, since nothing else keeps it above 0
     """
 
     def __init__(
         self,
+        temperature: Temperature = 0.05,
         *,
-        temperature: float = 0.05,
         similarity: Similarity = "cosine",
         symmetric: bool = False,
         block_size: int | None = None,
     ) -> None:
-        functional.check_row_options(similarity, temperature=temperature, block_size=block_size)
+        check_row_options(similarity, temperature=temperature, block_size=block_size)
         super().__init__(
             temperature=temperature, similarity=similarity, symmetric=symmetric, block_size=block_size, peers=None
         )
@@ -122,14 +143,14 @@ class NTXent(_Loss):
 
     def __init__(
         self,
+        temperature: Temperature = 0.5,
         *,
-        temperature: float = 0.5,
         reduction: Literal["mean", "log-mean"] = "mean",
         similarity: Similarity = "cosine",
         clamp: float | None = None,
         block_size: int | None = None,
     ) -> None:
-        functional.check_row_options(similarity, temperature=temperature, clamp=clamp, block_size=block_size)
+        check_row_options(similarity, temperature=temperature, clamp=clamp, block_size=block_size)
         check_option(reduction, ("mean", "log-mean"), "reduction")
         super().__init__(
             temperature=temperature,
@@ -155,17 +176,15 @@ class SparseCLR(_Loss):
 
     def __init__(
         self,
-        *,
         margin: float = 1.0,
+        *,
         candidates: Literal["all", "cross"] = "all",
         similarity: Similarity = "cosine",
-        temperature: float = 1.0,
+        temperature: Temperature = 1.0,
         clamp: float | None = None,
         block_size: int | None = None,
     ) -> None:
-        functional.check_row_options(
-            similarity, temperature=temperature, margin=margin, clamp=clamp, block_size=block_size
-        )
+        check_row_options(similarity, temperature=temperature, margin=margin, clamp=clamp, block_size=block_size)
         check_option(candidates, ("all", "cross"), "candidates")
         super().__init__(
             margin=margin,
@@ -190,8 +209,8 @@ class TripletMargin(_Loss):
         tensor(0.5858)
     """
 
-    def __init__(self, *, margin: float = 0.5, similarity: Similarity = "euclidean", symmetric: bool = False) -> None:
-        functional.check_row_options(similarity, margin=margin)
+    def __init__(self, margin: float = 0.5, *, similarity: Similarity = "euclidean", symmetric: bool = False) -> None:
+        check_row_options(similarity, margin=margin)
         super().__init__(margin=margin, similarity=similarity, symmetric=symmetric)
 
     def forward(self, z_a: Tensor, z_b: Tensor, extra_negatives: Tensor | None = None) -> Tensor:
@@ -209,13 +228,13 @@ class NTLogistic(_Loss):
 
     def __init__(
         self,
+        temperature: Temperature = 0.05,
         *,
-        temperature: float = 0.05,
         similarity: Similarity = "cosine",
         negatives: Literal["mean", "sum", "hardest"] = "mean",
         symmetric: bool = False,
     ) -> None:
-        functional.check_row_options(similarity, temperature=temperature)
+        check_row_options(similarity, temperature=temperature)
         check_option(negatives, ("mean", "sum", "hardest"), "negatives")
         super().__init__(temperature=temperature, similarity=similarity, negatives=negatives, symmetric=symmetric)
 

@@ -14,8 +14,10 @@ that add gradients up.
 from __future__ import annotations
 
 import copy
+import os
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -113,6 +115,13 @@ class Peers:
         total: Tensor = _Total.apply(x, self.group)  # type: ignore[no-untyped-call]
         return total
 
+    def mean(self, x: Tensor) -> Tensor:
+        """Mean over processes of a number [] that all hold alike; backward, each gets the mean of all their gradients.
+
+        So it is whole where nobody averages it: a temperature is no parameter of the model that DDP looks after.
+        """
+        return self.gather(x[None]).mean()
+
     def finish(self, loss: Tensor) -> Tensor:
         """The loss with its gradient in the chosen convention."""
         if self.gradient == "average":
@@ -120,25 +129,32 @@ class Peers:
         return loss / self.size + loss.detach() * (1 - 1 / self.size)
 
 
+Loss = TypeVar("Loss", bound=Callable[..., Tensor])
+
+
 def distributed(
-    loss: nn.Module, *, group: dist.ProcessGroup | None = None, gradient: Literal["average", "sum"] = "average"
-) -> nn.Module:
+    loss: Loss, *, group: dist.ProcessGroup | None = None, gradient: Literal["average", "sum"] = "average"
+) -> Loss:
     """A copy of ``loss`` that is over the batches of all processes in ``group`` together.
 
-    ``loss``: InfoNCE, NTXent, SparseCLR, QARe, or a SetContrastive of them. See the module's text for ``gradient``.
+    ``loss``: InfoNCE, NTXent, SparseCLR, QARe, or a SetContrastive of them. The copy shares their parameters. See the
+    module's text for ``gradient``. In one process it is ``loss`` itself, whichever that is: one script runs both ways.
+    Where torchrun started many, call ``torch.distributed.init_process_group`` first.
 
     Examples:
-        >>> dist = torch.distributed  # torchrun starts many processes; here it is one, which needs no address
-        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-        >>> sw.distributed(sw.InfoNCE(temperature=0.5))(torch.eye(4), torch.eye(4))
+        >>> sw.distributed(sw.InfoNCE(temperature=0.5))(torch.eye(4), torch.eye(4))  # torchrun starts many processes
         tensor(0.3408)
-        >>> dist.destroy_process_group()
     """
     check_loss(loss, "loss")
-    loss = copy.deepcopy(loss)
+    check_option(gradient, ("average", "sum"), "gradient")
+    met = dist.is_available() and dist.is_initialized()
+    if (dist.get_world_size(group) if met else int(os.environ.get("WORLD_SIZE") or 1)) == 1:
+        return loss
     peers = Peers(group, gradient)
+    shared = [*loss.parameters(), *loss.buffers()] if isinstance(loss, nn.Module) else []
+    loss = copy.deepcopy(loss, {id(x): x for x in shared})
     for part in _parts(loss):
-        options = getattr(part, "options", {})
+        options = getattr(part, "_options", {})
         if "peers" not in options:
             name = type(part).__name__ if isinstance(part, nn.Module) else getattr(part, "__name__", repr(part))
             raise ValueError(

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from setwise.assignment.smoothing import Mining, Smoothing, best_assignment, best_rows
 from setwise.checks import one_derivative
 from setwise.kernels import rows as kernels
+from setwise.losses.options import Temperature
 from setwise.losses.parallel import Peers
 from setwise.similarity import Similarity, prepare, prepared_scores
 
@@ -62,12 +63,53 @@ class _RowLosses(torch.autograd.Function):
 
 def structured_loss(theta: Tensor, partner: Tensor, mining: Mining, smoothing: Smoothing, margin: float) -> Tensor:
     """Losses of rows [N] or of the whole assignment []; ``theta`` is the caller's to overwrite."""
-    if margin:
-        # S_m = S + m Y_gt on distances takes m off the scores of true pairs. A constant: no gradient to record.
-        with torch.no_grad():
-            theta.scatter_add_(1, partner[:, None], theta.new_full((len(theta), 1), -margin))
+    _take_margin(theta, partner, margin)
     loss: Tensor = _FenchelYoung.apply(theta, partner, mining, smoothing)  # type: ignore[no-untyped-call]
     return loss
+
+
+def _take_margin(scores: Tensor, partner: Tensor, margin: float) -> None:
+    """S_m = S + m Y_gt on distances takes m off the scores of true pairs. A constant: no gradient to record."""
+    if margin:
+        with torch.no_grad():
+            scores.scatter_add_(1, partner[:, None], scores.new_full((len(scores), 1), -margin))
+
+
+def shared_temperature(temperature: Temperature, z: Tensor, peers: Peers | None = None) -> Temperature:
+    """``temperature`` for scores of ``z``; a tensor is the mean over all peers, so that each has its whole gradient."""
+    if not isinstance(temperature, Tensor):
+        return temperature
+    if temperature.device != z.device:
+        raise ValueError(
+            f"expected temperature on device {z.device} like the embeddings, got {temperature.device}; "
+            "move the loss: loss.to(z_a.device)"
+        )
+    return temperature if peers is None else peers.mean(temperature)
+
+
+def divide(scores: Tensor, partner: Tensor, temperature: Tensor, margin: float, clamp: float | None = None) -> Tensor:
+    """θ by a temperature with a gradient, which counts margin and clamp; ``scores`` is the caller's to overwrite."""
+    if clamp is not None:
+        scores = scores.clamp_min(clamp)
+    _take_margin(scores, partner, margin)
+    return scores / temperature
+
+
+def scores_in_units(
+    x: Tensor,
+    y: Tensor,
+    partner: Tensor,
+    *,
+    similarity: Similarity,
+    temperature: Temperature,
+    margin: float = 0.0,
+    clamp: float | None = None,
+) -> tuple[Tensor, float, float | None]:
+    """θ of prepared rows, and the margin and the clamp that are left to apply to it, in its units."""
+    if isinstance(temperature, Tensor):
+        return divide(prepared_scores(x, y, similarity=similarity), partner, temperature, margin, clamp), 0.0, None
+    theta = prepared_scores(x, y, similarity=similarity, scale=1 / temperature)
+    return theta, margin / temperature, None if clamp is None else clamp / temperature
 
 
 def row_losses(
@@ -79,7 +121,7 @@ def row_losses(
     similarity: Similarity,
     smoothing: Smoothing,
     margin: float = 0.0,
-    temperature: float = 1.0,
+    temperature: Temperature = 1.0,
     clamp: float | None = None,
     block_size: int | None = None,
 ) -> Tensor:
@@ -91,11 +133,13 @@ def row_losses(
     """
 
     def losses(anchors: Tensor, candidates: Tensor, partner: Tensor, start: int) -> Tensor:
-        theta = prepared_scores(anchors, candidates, similarity=similarity, scale=1 / temperature)
-        least, own = None if clamp is None else clamp / temperature, None if itself is None else itself + start
+        theta, off, least = scores_in_units(
+            anchors, candidates, partner, similarity=similarity, temperature=temperature, margin=margin, clamp=clamp
+        )
+        own = None if itself is None else itself + start
         if smoothing in ("entropy", "sparse") and kernels.have_row_losses(theta):
             found: Tensor = _RowLosses.apply(  # type: ignore[no-untyped-call]
-                theta, partner, own, smoothing == "sparse", margin / temperature, least
+                theta, partner, own, smoothing == "sparse", off, least
             )
             return found
         if least is not None:
@@ -104,7 +148,7 @@ def row_losses(
             # No gradient is recorded: none flows into an entry that is never chosen.
             with torch.no_grad():
                 theta.diagonal(own).fill_(-math.inf)
-        return structured_loss(theta, partner, "batch-hard", smoothing, margin / temperature)
+        return structured_loss(theta, partner, "batch-hard", smoothing, off)
 
     if block_size is None or block_size >= len(anchors):
         return losses(anchors, candidates, partner, 0)
@@ -148,10 +192,12 @@ def cross_losses(
     *,
     symmetric: bool,
     similarity: Similarity,
+    temperature: Temperature = 1.0,
     peers: Peers | None = None,
     **options: Any,
 ) -> Tensor:
     """Row losses of z_a among z_b and the extra negatives [N]; symmetric: of z_b among z_a too [2N]. All peers'."""
+    options["temperature"] = shared_temperature(temperature, z_a, peers)
     first = 0 if peers is None else peers.rank * len(z_a)
     partner = torch.arange(first, first + len(z_a), device=z_a.device)
     losses = [
@@ -167,10 +213,12 @@ def all_losses(
     extra: Tensor | None,
     *,
     similarity: Similarity,
+    temperature: Temperature = 1.0,
     peers: Peers | None = None,
     **options: Any,
 ) -> Tensor:
     """Row losses of all 2N views, each among the 2N - 1 others and the extra negatives [2N]. All peers'."""
+    options["temperature"] = shared_temperature(temperature, z_a, peers)
     views = torch.cat([z_a, z_b])
     partner = torch.arange(len(views), device=views.device).roll(len(z_a))
     if peers is None:
