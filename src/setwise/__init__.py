@@ -39,15 +39,17 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> object:
-    """Everything is imported with the first name that is asked for: `setwise --help` does not wait for torch."""
-    import setwise._public as public
+if not TYPE_CHECKING:  # there, every name has a type of its own
 
-    found = globals()
-    found.update({one: getattr(public, one) for one in __all__ if hasattr(public, one)})
-    if name not in found:
-        raise AttributeError(f"module 'setwise' has no attribute {name!r}")
-    return found[name]
+    def __getattr__(name: str) -> object:
+        """Everything is imported with the first name that is asked for: `setwise --help` does not wait for torch."""
+        import setwise._public as public
+
+        found = globals()
+        found.update({one: getattr(public, one) for one in __all__ if hasattr(public, one)})
+        if name not in found:
+            raise AttributeError(f"module 'setwise' has no attribute {name!r}")
+        return found[name]
 
 
 def __dir__() -> list[str]:

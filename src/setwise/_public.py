@@ -1,22 +1,25 @@
-"""All that ``import setwise as sw`` gives, imported at once; ``setwise`` itself does so when it is first asked for."""
+"""All that ``import setwise as sw`` gives, imported at once; ``setwise`` itself does so when it is first asked for.
+
+``x as x`` says to a type checker that a name is to be found here.
+"""
 # ruff: noqa: F401 - imported to be found here
 
 import setwise.assignment as assignment
 import setwise.data as data
 import setwise.encoders as encoders
 import setwise.views as views
-from setwise.assignment import matching_accuracy
-from setwise.evaluation.matching import Matching, match
-from setwise.losses import functional
-from setwise.losses.modules import (
-    AssignmentLoss,
-    InfoNCE,
-    NTLogistic,
-    NTXent,
-    QARe,
-    SetContrastive,
-    SparseCLR,
-    TripletMargin,
-)
-from setwise.losses.parallel import distributed
-from setwise.losses.presets import PRESETS, presets
+from setwise.assignment import matching_accuracy as matching_accuracy
+from setwise.evaluation.matching import Matching as Matching
+from setwise.evaluation.matching import match as match
+from setwise.losses import functional as functional
+from setwise.losses.modules import AssignmentLoss as AssignmentLoss
+from setwise.losses.modules import InfoNCE as InfoNCE
+from setwise.losses.modules import NTLogistic as NTLogistic
+from setwise.losses.modules import NTXent as NTXent
+from setwise.losses.modules import QARe as QARe
+from setwise.losses.modules import SetContrastive as SetContrastive
+from setwise.losses.modules import SparseCLR as SparseCLR
+from setwise.losses.modules import TripletMargin as TripletMargin
+from setwise.losses.parallel import distributed as distributed
+from setwise.losses.presets import PRESETS as PRESETS
+from setwise.losses.presets import presets as presets

@@ -10,7 +10,7 @@ Every setwise loss already is such a criterion; what lightly's have beside is ``
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -29,7 +29,7 @@ class Criterion(nn.Module):
     averaging the gradients are the same.
     """
 
-    def __init__(self, loss: nn.Module, gather_distributed: bool = False) -> None:
+    def __init__(self, loss: Callable[..., Tensor], gather_distributed: bool = False) -> None:
         super().__init__()
         check_loss(loss, "loss")
         if gather_distributed and not dist.is_available():
@@ -41,8 +41,7 @@ class Criterion(nn.Module):
         """The loss of two views [N, E] of the same items, unnormalised."""
         if self.gather_distributed and not self._gathers and dist.is_initialized() and dist.get_world_size() > 1:
             self.loss, self._gathers = distributed(self.loss), True
-        loss: Tensor = self.loss(out0, out1)
-        return loss
+        return self.loss(out0, out1)
 
     def extra_repr(self) -> str:
         """Whether it gathers."""
@@ -57,7 +56,7 @@ class NTXentLoss(Criterion):
 
     def __init__(
         self,
-        temperature: float = 0.5,
+        temperature: float | Tensor = 0.5,
         memory_bank_size: int | Sequence[int] = 0,
         gather_distributed: bool = False,
         *,

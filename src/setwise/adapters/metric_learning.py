@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -38,7 +39,9 @@ class QAReRegularizer(BaseRegularizer):  # type: ignore[misc]
     view only, is an error, and so are labels (where they are on the CPU) by which the batch is not laid out in pairs.
     """
 
-    def __init__(self, term: nn.Module | None = None, *, layout: Layout = "halves", reducer: Any = None) -> None:
+    def __init__(
+        self, term: Callable[..., Tensor] | None = None, *, layout: Layout = "halves", reducer: Any = None
+    ) -> None:
         check_option(layout, LAYOUTS, "layout")
         if term is not None:
             check_loss(term, "term")
@@ -87,7 +90,7 @@ class SetLoss(BaseMetricLossFunction):  # type: ignore[misc]
 
     def __init__(
         self,
-        loss: nn.Module,
+        loss: Callable[..., Tensor],
         *,
         reducer: Any = None,
         embedding_regularizer: nn.Module | None = None,

@@ -6,6 +6,8 @@ StructuralDifference   ½·mean (S_A - S_B)²                  zero for equal st
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -43,6 +45,8 @@ def structural_difference(z_a: Tensor, z_b: Tensor, *, similarity: Similarity = 
 class FrobeniusProduct(nn.Module):
     """The control of QARe; see ``frobenius_product``."""
 
+    __call__: Callable[..., Tensor]
+
     def __init__(self, *, similarity: Similarity = "cosine", shift: float = 1.0) -> None:
         super().__init__()
         check_similarity(similarity)
@@ -60,6 +64,8 @@ class FrobeniusProduct(nn.Module):
 
 class StructuralDifference(nn.Module):
     """The control of the alignment gap; see ``structural_difference``."""
+
+    __call__: Callable[..., Tensor]
 
     def __init__(self, *, similarity: Similarity = "cosine") -> None:
         super().__init__()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any, Literal
 
@@ -31,6 +32,8 @@ class _Loss(nn.Module):
 
     A temperature that is a tensor is a parameter or a buffer of the module. ``parallel.distributed`` sets ``peers``.
     """
+
+    __call__: Callable[..., Tensor]  # to a type checker, for which torch's returns anything
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
@@ -310,11 +313,13 @@ class SetContrastive(nn.Module):
         {'loss': 1.216, 'pairwise': 0.341, 'regularizer': 1.75}
     """
 
+    __call__: Callable[..., Tensor]
+
     def __init__(
         self,
-        pairwise: nn.Module,
+        pairwise: Callable[..., Tensor],
         beta: float = 0.5,
-        regularizer: nn.Module | None = None,
+        regularizer: Callable[..., Tensor] | None = None,
         *,
         alpha: float = 1.0,
         on: Literal["embeddings", "features"] = "embeddings",
@@ -335,7 +340,9 @@ class SetContrastive(nn.Module):
         self.alpha, self.beta, self.on = plain(alpha), plain(beta), on
 
     @classmethod
-    def convex(cls, pairwise: nn.Module, beta: float, regularizer: nn.Module | None = None) -> SetContrastive:
+    def convex(
+        cls, pairwise: Callable[..., Tensor], beta: float, regularizer: Callable[..., Tensor] | None = None
+    ) -> SetContrastive:
         """(1 - beta) · pairwise + beta · regulariser, as in the paper's instance matching."""
         check_not_tensor(beta, "beta")
         if not is_number(beta) or not 0 <= beta <= 1:

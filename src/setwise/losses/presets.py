@@ -23,11 +23,11 @@ from torch import nn
 
 from setwise.checks import check_option, see
 from setwise.losses.controls import FrobeniusProduct, StructuralDifference
-from setwise.losses.modules import InfoNCE, NTLogistic, NTXent, QARe, SetContrastive, SparseCLR, TripletMargin
+from setwise.losses.modules import InfoNCE, NTLogistic, NTXent, QARe, SetContrastive, SparseCLR, TripletMargin, _Loss
 
 RELEASED_CLAMP = 1e-8
 
-_PLAIN: dict[str, Callable[[], nn.Module]] = {
+_PLAIN: dict[str, Callable[[], _Loss]] = {
     "paper/simclr": lambda: InfoNCE(temperature=0.05),
     "paper/sparseclr": lambda: SparseCLR(margin=1.0, candidates="cross"),
     "paper/matching-triplet": lambda: TripletMargin(margin=0.5),
@@ -106,7 +106,7 @@ def beta_of(name: str) -> Literal["none", "optional", "needed"]:
     return "needed" if name in _WEIGHED else "optional" if name in _MATCHING_BETA else "none"
 
 
-def presets(name: str, *, beta: float | None = None) -> nn.Module:
+def presets(name: str, *, beta: float | None = None) -> _Loss | SetContrastive:
     """The loss that ``name`` (one of ``PRESETS``) stands for; ``beta`` weighs QARe in those that have it.
 
     Examples:
