@@ -262,7 +262,7 @@ DOORS = [
 ]
 
 
-@pytest.mark.parametrize("door", DOORS, ids=repr)
+@pytest.mark.parametrize("door", DOORS)
 def test_scores_that_are_refused(door):
     with pytest.raises(ValueError, match="theta of a floating-point dtype, got torch.int64; convert"):
         door(torch.eye(3, dtype=torch.long))

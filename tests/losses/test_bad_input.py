@@ -243,7 +243,7 @@ def test_sizes_a_loss_cannot_take():
         sw.AssignmentLoss(mining="one-to-one", smoothing="sparse")(z, z)
     with pytest.raises(ValueError, match='go with smoothing="none"'):
         sw.AssignmentLoss(mining="one-to-one", smoothing="sinkhorn")(z, z, z)
-    with pytest.raises(ValueError, match="at least two rows .* by drop_last=True, .*how-to/add-qare.md#rows"):
+    with pytest.raises(ValueError, match="at least two rows .* by drop_last=True, .*add-qare#rows"):
         sw.QARe(normalization="n(n-1)")(z[:1], z[:1])
     with pytest.raises(ValueError, match="expected scores of shape .N, M. with M >= N"):
         sw.functional.score_assignment_loss(torch.zeros(4, 3))
