@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
+from difflib import get_close_matches
 from typing import Any, Literal, get_args
 
 from setwise.checks import check_count, check_number, check_option, is_number, plain
@@ -123,9 +124,19 @@ class Recipe:
 
     @classmethod
     def from_json(cls, values: object) -> Recipe:
-        """The recipe that ``as_json`` wrote; unknown or missing fields are named."""
-        names = {f.name for f in fields(cls)}
-        if not isinstance(values, dict) or set(values) != names:
-            got = sorted(set(values) ^ names) if isinstance(values, dict) else type(values).__name__
-            raise ValueError(f"expected a recipe with the fields of this version of setwise, got a difference in {got}")
+        """The recipe that ``as_json`` wrote, here or in an older version: a field that is missing has its default.
+
+        A new field's default is therefore what was done before there was a choice. A field of a newer version is
+        refused, since the run would silently become another one.
+        """
+        if not isinstance(values, dict):
+            raise ValueError(f"expected a recipe as an object of its fields, got {type(values).__name__}")
+        names = [f.name for f in fields(cls)]
+        if unknown := [str(name) for name in values if name not in names]:
+            near = {found for name in unknown for found in get_close_matches(name, names, n=1)}
+            hint = f"near them {'are' if len(near) > 1 else 'is'} {', '.join(sorted(near))}, or " if near else ""
+            raise ValueError(
+                f"expected the fields of a recipe, got {', '.join(map(repr, unknown))} too; "
+                f"{hint}a newer setwise may know them"
+            )
         return cls(**values)

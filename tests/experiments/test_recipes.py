@@ -84,8 +84,16 @@ def test_an_unknown_name_is_answered_with_the_nearest():
 def test_recipes_go_through_json():
     for found in RECIPES.values():
         assert Recipe.from_json(found.as_json()) == found
-    with pytest.raises(ValueError, match=r"got a difference in \['lr'\]"):
-        Recipe.from_json({k: v for k, v in recipe("paper/digits-conv4-simclr").as_json().items() if k != "lr"})
+
+
+def test_an_older_recipe_has_defaults_and_a_newer_one_is_refused_by_name():
+    found = replace(recipe("paper/digits-conv4-simclr"), padding=Recipe.padding)
+    older = {name: value for name, value in found.as_json().items() if name not in ("lr", "padding")}
+    assert Recipe.from_json(older) == found
+    with pytest.raises(ValueError, match=r"got 'learning', 'epoch' too; .*\bepochs\b"):
+        Recipe.from_json(found.as_json() | {"learning": 1, "epoch": 2})
+    with pytest.raises(ValueError, match="got list"):
+        Recipe.from_json([])
 
 
 @pytest.mark.parametrize(

@@ -225,6 +225,7 @@ def test_what_is_not_the_runs_record_does_not_count_as_done(tmp_path):
         ({"seed": 3}, r"got another's \(seed differ\)"),
         ({"name": "paper/digits-conv4-simclr"}, r"got another's \(name differ\)"),
         ({"recipe": recipe | {"epochs": 3}}, r"got another's \(epochs differ\)"),
+        ({"recipe": recipe | {"rotations": 3}}, r"got another's \(rotations differ\)"),
         ({"recipe": None}, r"got another's \(method, "),
         ({"format": "another"}, "expected a record that setwise wrote"),
         ({"final": {"probe_accuracy": float("nan")}}, "expected probe_accuracy to be a share, from 0 to 1, got nan"),

@@ -18,6 +18,9 @@ from setwise.cli import main
 from setwise.data import load
 from setwise.evaluation import load_encoder
 from setwise.experiments import records, runs
+from setwise.experiments.collected import collect
+from setwise.experiments.jobs import Job
+from setwise.experiments.recipes import recipe
 from setwise.recipe import Recipe
 from setwise.training import checkpoint, surroundings
 
@@ -242,7 +245,8 @@ def test_export_from_the_command_line(folder, tmp_path, capsys):
 
 def test_a_probe_of_an_unfinished_run_says_so(folder, tmp_path, capsys):
     found = checkpoint.load(folder)
-    checkpoint.save(tmp_path / "checkpoint.safetensors", replace(found, epoch=found.epoch - 1))
+    earlier = replace(found, epoch=found.epoch - 1, history=found.history[:-1])
+    checkpoint.save(tmp_path / "checkpoint.safetensors", earlier)
     runs.probe(tmp_path, device=torch.device("cpu"))
     assert f"the run has not ended: epoch {found.epoch - 1} of {found.epoch}" in capsys.readouterr().err
     runs.probe(folder, device=torch.device("cpu"))
@@ -339,6 +343,18 @@ def test_records_of_others_are_refused(tmp_path):
     (tmp_path / "record.json").write_bytes(np.arange(9, dtype=np.uint8).tobytes())
     with pytest.raises(ValueError, match="expected a run record at"):
         records.read(tmp_path)
+
+
+def test_a_record_of_the_first_version_has_its_place(tmp_path):
+    first = Path(__file__).with_name("record-1.json")
+    named = recipe("paper/digits-conv4-simclr-qare")
+    job = Job("paper/digits-conv4-simclr-qare", replace(named, epochs=1, probe_epochs=2), 1)
+    job.record(tmp_path).parent.mkdir(parents=True)
+    shutil.copy(first, job.record(tmp_path))
+    job.check(tmp_path)
+    assert Recipe.from_json(records.read(first)["recipe"]) == job.recipe
+    ((run,), aside) = collect(tmp_path)
+    assert (aside, run.seed, run.changed) == ([], 1, "epochs 1, probe_epochs 2")
 
 
 def test_a_record_is_json(tmp_path):

@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from setwise.experiments.recipes import recipe
 from setwise.recipe import Recipe
 from setwise.training import checkpoint
 from setwise.training.checkpoint import Checkpoint
@@ -25,11 +27,11 @@ TENSORS = {
 ONE = Checkpoint(
     Recipe(loss="paper/simclr-qare", beta=0.25),
     7,
-    3,
+    1,
     11,
     [{"epoch": 1, "loss": 0.5}],
     TENSORS,
-    {"shape": [1, 8, 8]},
+    {"shape": [1, 8, 8], "count": 1500},
     2.5,
 )
 
@@ -39,7 +41,7 @@ def test_what_is_saved_is_loaded(tmp_path):
     checkpoint.save(path, ONE)
     for where in (path, tmp_path):
         found = checkpoint.load(where)
-        assert (found.recipe, found.seed, found.epoch, found.step) == (ONE.recipe, 7, 3, 11)
+        assert (found.recipe, found.seed, found.epoch, found.step) == (ONE.recipe, 7, 1, 11)
         assert (found.history, found.data, found.seconds) == (ONE.history, ONE.data, 2.5)
         assert found.tensors.keys() == TENSORS.keys()
         assert all(torch.equal(found.tensors[n], x) and found.tensors[n].dtype == x.dtype for n, x in TENSORS.items())
@@ -105,18 +107,30 @@ def test_a_pickle_is_not_opened(tmp_path):
 
 
 def test_foreign_and_missing_files(tmp_path):
-    with pytest.raises(ValueError, match=r"expected a checkpoint at .*got nothing there"):
+    with pytest.raises(ValueError, match=r"expected a checkpoint at .*got no file there"):
         checkpoint.load(tmp_path)
     save_file({"x": torch.zeros(1)}, tmp_path / "other.safetensors")
-    with pytest.raises(ValueError, match="of another program; put a copy in its place, or remove it to begin again"):
+    with pytest.raises(ValueError, match="of another program.*; put a copy in its place, or remove it to begin again"):
         checkpoint.load(tmp_path / "other.safetensors")
-    about = {"format": checkpoint.FORMAT, "recipe": {"lr": 1}, "seed": 0, "epoch": 0, "step": 0, "history": []}
-    save_file({"x": torch.zeros(1)}, tmp_path / "old.safetensors", {"setwise": json.dumps(about)})
-    with pytest.raises(ValueError, match=r"this version cannot read.*difference in \['adversarial'"):
-        checkpoint.load(tmp_path / "old.safetensors")
+    about = {"format": checkpoint.OLDER, "recipe": {"rate": 1}, "seed": 0, "epoch": 0, "step": 0, "history": []}
+    save_file({"x": torch.zeros(1)}, tmp_path / "other.safetensors", {"setwise": json.dumps(about)})
+    with pytest.raises(ValueError, match=r"this version cannot read.*got 'rate' too"):
+        checkpoint.load(tmp_path / "other.safetensors")
 
 
-def test_a_changed_bit_is_found(tmp_path):
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="others have no such files")
+def test_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ValueError, match="got no file there"):
+        checkpoint.load(tmp_path / "pipe")
+
+
+def content(found: Checkpoint) -> tuple[object, ...]:
+    tensors = {name: (x.dtype, x.shape, x.reshape(-1).view(torch.uint8).tolist()) for name, x in found.tensors.items()}
+    return replace(found, tensors={}), tensors
+
+
+def test_a_changed_bit_changes_nothing_unseen(tmp_path):
     path = tmp_path / "checkpoint.safetensors"
     tensors = {
         "a": torch.arange(6.0, dtype=torch.bfloat16).view(2, 3),
@@ -124,20 +138,55 @@ def test_a_changed_bit_is_found(tmp_path):
         "c": torch.tensor([True, False]),
         "d": torch.empty(0),
     }
-    checkpoint.save(path, checkpoint.Checkpoint(Recipe(loss="paper/simclr"), 0, 0, 0, [], tensors))
-    whole = path.read_bytes()
-    loaded = checkpoint.load(path).tensors
-    assert all(torch.equal(loaded[name], x) for name, x in tensors.items())
+    checkpoint.save(path, replace(ONE, tensors=tensors, sittings=[{"epoch": 1}]))
+    whole, before = path.read_bytes(), content(checkpoint.load(path))
+    assert before[1] == content(replace(ONE, tensors=tensors))[1]
     start = 8 + int.from_bytes(whole[:8], "little")
     assert len(whole) - start == 6 * 2 + 8 + 2
-    for place in range(start, len(whole)):
-        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
-        with pytest.raises(ValueError, match="whose numbers have changed since; put a copy in its place"):
-            checkpoint.load(path)
-    text = whole[8:start].replace(rb"\"crc32\":", rb"\"crc33\":")
-    path.write_bytes(whole[:8] + text + whole[start:-1] + b"\x01")
-    assert text != whole[8:start]
-    assert checkpoint.load(path).seed == 0, "one of an older version has no checksum"
+    refused = 0
+    for place in (*range(0, start, 4), *range(start, len(whole))):
+        for bit in range(8):
+            path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << bit]) + whole[place + 1 :])
+            try:
+                assert content(checkpoint.load(path)) == before, f"bit {bit} of byte {place}"
+            except ValueError as error:
+                assert "put a copy in its place" in str(error)  # noqa: PT017
+                refused += 1
+    assert refused > 8 * (start // 4), "white space at the header's end may change, and little else"
+
+
+def test_a_checkpoint_of_the_first_version_is_read(tmp_path):
+    path = Path(__file__).with_name("checkpoint-1.safetensors")
+    found = checkpoint.load(path)
+    assert (found.seed, found.epoch, found.step, found.data["count"]) == (1, 1, 0, 1297)
+    assert found.recipe == replace(recipe("paper/digits-conv4-simclr-qare"), epochs=1, probe_epochs=2)
+    assert found.history[0]["loss"] == 9.060595435919721
+    assert len(found.tensors) == 12
+    whole = path.read_bytes()
+    (tmp_path / "bit").write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(ValueError, match="whose content has changed"):
+        checkpoint.load(tmp_path / "bit")
+    (tmp_path / "none").write_bytes(whole.replace(rb"\"crc32\":", rb"\"crc33\":"))
+    assert checkpoint.load(tmp_path / "none").epoch == 1, "the very first had no checksum"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"epoch": 2},
+        {"epoch": 0},
+        {"step": 12},
+        {"recipe": replace(ONE.recipe, epochs=1)},
+        {"recipe": replace(ONE.recipe, epochs=0)},
+        {"history": [{"epoch": 2}]},
+    ],
+)
+def test_counters_that_no_run_can_have_are_refused(tmp_path, change):
+    checkpoint.save(tmp_path / "checkpoint.safetensors", ONE)
+    checkpoint.load(tmp_path)
+    checkpoint.save(tmp_path / "checkpoint.safetensors", replace(ONE, **change))
+    with pytest.raises(ValueError, match="this version cannot read"):
+        checkpoint.load(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +204,9 @@ def test_what_a_file_says_of_itself_is_checked(tmp_path, change, said):
     checkpoint.save(path, ONE)
     with safe_open(path, framework="pt") as file:
         about = json.loads(file.metadata()["setwise"])
-    save_file(TENSORS, path, {"setwise": json.dumps(about | change)})
+    about |= {"format": checkpoint.OLDER} | change  # without a checksum
+    del about["crc32"]
+    save_file(TENSORS, path, {"setwise": json.dumps(about)})
     with pytest.raises(ValueError, match=f"this version cannot read .*{said}"):
         checkpoint.load(path)
 

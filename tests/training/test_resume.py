@@ -99,7 +99,7 @@ def test_who_trained_a_part_of_it_is_known(tmp_path, monkeypatch, digits, recipe
     assert len(last.sittings) == 3, "it had no step to make"
     record = of_run("name", again, last, {})
     assert (record["command"], record["earlier"]) == (["setwise", "another"], last.sittings)
-    checkpoint.save(tmp_path / loop.FILE, replace(last, epoch=3, sittings=[]))
+    checkpoint.save(tmp_path / loop.FILE, replace(last, epoch=3, history=last.history[:3], sittings=[]))
     _, last = go_on("fourth", None)
     assert [(one["epoch"], one.get("command")) for one in last.sittings] == [(1, None), (4, ["setwise", "fourth"])]
 

@@ -42,7 +42,7 @@ class Job:
         found = records.read(path)
         theirs, mine = records.whole_recipe(found), self.recipe.as_json()
         mine["data"] = plain_path(self.recipe.data)
-        other = [key for key in mine if theirs[key] != mine[key]]
+        other = [key for key, value in theirs.items() if key not in mine or value != mine[key]]
         other += [key for key, value in (("name", self.name), ("seed", self.seed)) if found.get(key) != value]
         if other:
             names = ", ".join(other)

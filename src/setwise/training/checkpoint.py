@@ -20,7 +20,8 @@ from setwise.checks import see
 from setwise.recipe import Recipe
 from setwise.training.errors import TrainingError
 
-FORMAT = "setwise checkpoint 1"
+FORMAT = "setwise checkpoint 2"
+OLDER = "setwise checkpoint 1"  # whose checksum is of the tensors' bytes alone, if it has one
 KEY = "setwise"  # of the JSON text in safetensors' metadata
 
 
@@ -78,7 +79,6 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
     tensors = {name: x.detach().cpu().contiguous() for name, x in checkpoint.tensors.items()}
     about = {
         "format": FORMAT,
-        "crc32": _crc32(tensors),
         "recipe": checkpoint.recipe.as_json(),
         "seed": checkpoint.seed,
         "epoch": checkpoint.epoch,
@@ -88,6 +88,7 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
         "seconds": checkpoint.seconds,
         "sittings": checkpoint.sittings,
     }
+    about["crc32"] = _crc32(tensors, about)
     try:
         with replacing(path) as temporary:
             save_file(tensors, temporary, metadata={KEY: json.dumps(about)})
@@ -108,8 +109,8 @@ def load(path: str | os.PathLike[str]) -> Checkpoint:
     path = Path(path)
     if path.is_dir():
         path = path / "checkpoint.safetensors"
-    if not path.exists():
-        raise ValueError(f"expected a checkpoint at {path}, got nothing there; `setwise pretrain` writes one")
+    if not path.is_file():  # nothing, or what must not be opened: a pipe would wait for ever
+        raise ValueError(f"expected a checkpoint at {path}, got no file there; `setwise pretrain` writes one")
     foreign = f"expected a checkpoint that setwise wrote at {path}, got "
     instead = "; put a copy in its place, or remove it to begin again"
     try:
@@ -118,10 +119,11 @@ def load(path: str | os.PathLike[str]) -> Checkpoint:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, ValueError, RecursionError) as error:
         raise ValueError(f"{foreign}a file that is damaged or of another kind ({error}){instead}") from error
-    if not isinstance(about, dict) or about.get("format") != FORMAT:
-        raise ValueError(f"{foreign}a safetensors file of another program{instead}")
-    if "crc32" in about and about["crc32"] != _crc32(tensors):  # older ones have none
-        raise ValueError(f"{foreign}one whose numbers have changed since{instead}")
+    if not isinstance(about, dict) or about.get("format") not in (FORMAT, OLDER):
+        raise ValueError(f"{foreign}a safetensors file of another program, or of a newer setwise{instead}")
+    old, checksum = about["format"] == OLDER, about.pop("crc32", None)
+    if checksum != _crc32(tensors, None if old else about) and not (old and checksum is None):
+        raise ValueError(f"{foreign}one whose content has changed since{instead}")
     try:
         recipe = Recipe.from_json(about["recipe"])  # first: it tells what another version lacks
         counts = {name: about[name] for name in ("seed", "epoch", "step")}
@@ -135,6 +137,7 @@ def load(path: str | os.PathLike[str]) -> Checkpoint:
             raise ValueError("sittings that are no list")
         if not isinstance(data.get("shape", []), list):
             raise ValueError(f"images of shape {data['shape']!r}")
+        _check_counters(recipe, counts["epoch"], counts["step"], history, data.get("count"))
         return Checkpoint(
             recipe, **counts, history=history, tensors=tensors, data=data, seconds=seconds, sittings=sittings
         )
@@ -142,11 +145,24 @@ def load(path: str | os.PathLike[str]) -> Checkpoint:
         raise ValueError(f"{foreign}one that this version cannot read ({error}){instead}") from error
 
 
-def _crc32(tensors: Mapping[str, Tensor]) -> int:
-    """Of all bytes, by name: safetensors has no checksum of its own."""
-    found = 0
+def _check_counters(recipe: Recipe, epoch: int, step: int, history: list[dict[str, Any]], images: object) -> None:
+    """Raise unless the run can have been at this step of this epoch, with this history."""
+    if epoch > recipe.epochs or (epoch == recipe.epochs and step):
+        raise ValueError(f"step {step} of epoch {epoch} of a run of {recipe.epochs} epochs")
+    if isinstance(images, int) and step and step * recipe.batch >= images:
+        raise ValueError(f"step {step} of an epoch of {images} images in batches of {recipe.batch}")
+    if [row.get("epoch") for row in history] != list(range(1, epoch + 1)):
+        raise ValueError(f"a history of {len(history)} epochs, not of the {epoch} that are done, in order")
+
+
+def _crc32(tensors: Mapping[str, Tensor], about: dict[str, Any] | None) -> int:
+    """The checksum of ``about`` and of every tensor's name, type, shape and bytes; of the bytes alone without it."""
+    found = 0 if about is None else zlib.crc32(json.dumps(about).encode())
     for name in sorted(tensors):
-        found = zlib.crc32(tensors[name].reshape(-1).view(torch.uint8).numpy().data, found)
+        x = tensors[name]
+        if about is not None:
+            found = zlib.crc32(f"{name} {x.dtype} {tuple(x.shape)}".encode(), found)
+        found = zlib.crc32(x.reshape(-1).view(torch.uint8).numpy().data, found)
     return found
 
 
