@@ -278,6 +278,8 @@ def test_configs_that_do_not_fit(changes, message, tmp_path):
 def test_other_things_that_do_not_fit(tmp_path):
     with pytest.raises(ValueError, match="expected image_shape as \\(C, H, W\\), got \\(16, 16\\)"):
         export(trained_encoder(), CONFIG, tmp_path, image_shape=(16, 16), onnx=False)
+    with pytest.raises(ValueError, match="expected images of at most 4,194,304 values, got 3 x 100000 x 100000"):
+        export(trained_encoder(), CONFIG, tmp_path, image_shape=(3, 100_000, 100_000), onnx=False)
     grey = CONFIG | {"mean": (0.5,), "std": (0.5,)}
     with pytest.raises(ValueError, match=r"got blocks\.0\.weight as .* \(8, 3, 3, 3\), not .* \(8, 1, 3, 3\)"):
         export(trained_encoder(), grey, tmp_path, image_shape=(1, 16, 16), onnx=False)

@@ -2,15 +2,18 @@
 
 import csv
 import json
+import os
 import re
 import shutil
 import subprocess
+import tracemalloc
 from html import escape, unescape
 from pathlib import Path
 
 import pytest
 
 from setwise.cli import main
+from setwise.experiments import records
 from setwise.experiments.claims import differences
 from setwise.experiments.collected import collect, groups, mean_curve
 from setwise.experiments.report import make_page, provenance, report
@@ -165,6 +168,26 @@ def test_files_that_are_set_aside_are_told_of(keep, tmp_path, capsys):
     page, *_ = report(tmp_path / "results", tmp_path / "out")
     assert capsys.readouterr().err == "setwise: 1 file set aside, the end of the page says why\n"
     assert "expected test_accuracy to be a share, from 0 to 1, got 50.0" in page.read_text()
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="others have no such files")
+def test_what_is_no_record_is_not_read_whole_nor_waited_for(keep, tmp_path):
+    path = keep("paper/cifar10-matching-infonce", 1, {"test_accuracy": 0.5})
+    for huge in (path.with_name("huge.json"), tmp_path / "results" / "bench-qare-huge.json"):
+        huge.touch()
+        os.truncate(huge, 6 * records.LARGEST)  # without taking space
+    for pipe in (path.with_name("pipe.json"), tmp_path / "results" / "bench-qare-pipe.json"):
+        os.mkfifo(pipe)
+    tracemalloc.start()
+    try:
+        page, *_ = report(tmp_path / "results", tmp_path / "out")
+        assert tracemalloc.get_traced_memory()[1] < 3 * records.LARGEST
+    finally:
+        tracemalloc.stop()
+    said = page.read_text()
+    assert all(re.search(f"{name}: .*more than 16 MiB", said) for name in ("/huge.json", "bench-qare-huge.json"))
+    with pytest.raises(ValueError, match="no plain file"):
+        records.read(path.with_name("pipe.json"))
 
 
 def test_curves_are_means_over_epochs_that_all_seeds_have(keep, tmp_path):

@@ -239,7 +239,7 @@ def test_what_is_not_the_runs_record_does_not_count_as_done(tmp_path):
     for job in (second, third):
         path = leave_record(job, tmp_path)
         path.write_text(path.read_text()[:100])
-    with pytest.raises(ValueError, match=r"expected a run record at .*seed-2.*\(and 1 more such\); move it away"):
+    with pytest.raises(ValueError, match=r"expected a record at .*seed-2.*\(and 1 more such\); move it away"):
         listing([first, second, third], tmp_path)
 
 

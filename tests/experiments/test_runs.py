@@ -162,6 +162,14 @@ def test_checkpoints_that_lack_something_are_refused(folder, tmp_path, change, s
             main(command)
 
 
+def test_a_checkpoint_that_claims_huge_images_is_not_believed(folder, tmp_path):
+    found = checkpoint.load(folder)
+    claim = replace(found, data=found.data | {"shape": [1, 2**20, 2**20]})
+    checkpoint.save(tmp_path / "checkpoint.safetensors", claim)
+    with pytest.raises(SystemExit, match="got 1 x 1048576 x 1048576"):
+        main(["export", str(tmp_path)])
+
+
 def write_images(folder, count, *, size=8):
     """Grey noise, in a folder of one class."""
     folder.mkdir(parents=True)
@@ -341,7 +349,7 @@ def test_records_of_others_are_refused(tmp_path):
     with pytest.raises(ValueError, match="expected a record that setwise wrote"):
         records.read(tmp_path)
     (tmp_path / "record.json").write_bytes(np.arange(9, dtype=np.uint8).tobytes())
-    with pytest.raises(ValueError, match="expected a run record at"):
+    with pytest.raises(ValueError, match="expected a record at"):
         records.read(tmp_path)
 
 

@@ -28,6 +28,7 @@ GIVEN = {"name", "stem", "mean", "std", "classes"}  # fields that the caller of 
 FOUND = {"format", "setwise", "channels", "size", "features", "weights_sha256", "onnx"}  # and those that it finds out
 OPSET = 18  # what the exporter writes without converting, and runtimes of 2023 already read
 TOLERANCE = 1e-4  # of the largest feature; float32 sums in another order differ by about 1e-6
+LARGEST = 2**22  # values of an image, C * H * W: 1,182 pixels a side in colour
 BATCHES = (1, 2, 5)  # the graph is traced with 2 images and must take any number
 
 
@@ -136,6 +137,11 @@ def _described(config: dict[str, Any], image_shape: tuple[int, int, int]) -> dic
         "onnx": None,
     }
     _check_config(about | {"features": 1, "weights_sha256": ""})
+    if channels * size[0] * size[1] > LARGEST:  # random ones will be made, and a checkpoint can say anything
+        raise ValueError(
+            f"expected images of at most {LARGEST:,} values, got {' x '.join(map(str, image_shape))}; "
+            "export with smaller images, encoders take any size"
+        )
     return about
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ import torch
 from setwise.experiments.collected import FEWEST, TERMS, Group, Row
 from setwise.experiments.page import Page
 from setwise.experiments.paper_numbers import MEMORY_ADDED, SAFE_WEIGHTS, TIME_ADDED, word
+from setwise.experiments.records import read_json
 from setwise.experiments.spectra import ranks
 from setwise.experiments.statistics import PairedDifference, number, paired_difference
 from setwise.experiments.tables import NOTE, Cell, Table, filled, shown
@@ -187,8 +187,8 @@ def timings(results: Path) -> tuple[list[Timing], list[str]]:
     found, aside = [], []
     for path in sorted(results.glob("bench-qare*.json")):
         try:
-            found.append(_timing(path.name, json.loads(path.read_text())))
-        except (OSError, ValueError, RecursionError) as error:
+            found.append(_timing(path.name, read_json(path)))
+        except ValueError as error:
             aside.append(f"{path.name}: {str(error).replace(str(path), path.name)}")
     return found, aside
 

@@ -15,6 +15,7 @@ from setwise.training.surroundings import plain_path, same, surroundings
 
 FORMAT = "setwise run 1"
 FILE = "record.json"
+LARGEST = 16 * 2**20  # bytes of a record that is read; one of 200 epochs has less than 1 MiB
 
 
 def of_run(name: str, engine: Engine, last: Checkpoint, data: dict[str, Any]) -> dict[str, Any]:
@@ -51,13 +52,24 @@ def write(folder: Path, record: dict[str, Any]) -> Path:
     return path
 
 
+def read_json(path: Path) -> Any:
+    """What a JSON file holds. A ValueError for anything else: a pipe is not opened, nor is a huge file read whole."""
+    try:
+        if not path.is_file():
+            raise ValueError("no plain file")
+        with path.open("rb") as file:
+            data = file.read(LARGEST + 1)
+        if len(data) > LARGEST:
+            raise ValueError(f"a file of more than {LARGEST // 2**20} MiB")
+        return json.loads(data.decode())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f"expected a record at {path}, got {error}") from error
+
+
 def read(path: Path) -> dict[str, Any]:
     """The record in a run's folder, or in a file."""
     path = path / FILE if path.is_dir() else path
-    try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"expected a run record at {path}, got {error}") from error
+    found = read_json(path)
     if not isinstance(found, dict) or found.get("format") != FORMAT:
         raise ValueError(f"expected a record that setwise wrote at {path}, got another file")
     return found

@@ -47,10 +47,8 @@ def estimate(jobs: Sequence[Job], results: Path) -> list[float | None]:
     """
     measured: dict[tuple[str, str, int], float] = {}
     for path in sorted(results.glob("bench-step*.json")):
-        with suppress(
-            OSError, ValueError, KeyError, TypeError, AttributeError
-        ):  # another's file, or of another version
-            for row in json.loads(path.read_text())["encoders"].values():
+        with suppress(ValueError, KeyError, TypeError, AttributeError):  # another's file, or of another version
+            for row in records.read_json(path)["encoders"].values():
                 measured[_step(recipe(row["recipe"]))] = float(row["setwise_ms"])
                 for name, seconds in row.get("methods", {}).items():
                     it = recipe(name)
