@@ -4,6 +4,7 @@ import csv
 import json
 import shutil
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -249,6 +250,16 @@ def test_export_from_the_command_line(folder, tmp_path, capsys):
     shutil.copy(folder / "checkpoint.safetensors", copy)
     main(["export", str(copy), "--no-onnx"])
     assert (copy / "encoder" / "encoder.safetensors").exists()
+
+
+def test_an_export_without_onnx_writes_the_rest_and_says_what_is_missing(folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    (tmp_path / "encoder.onnx").write_text("of an earlier export")
+    main(["export", str(folder), "--out", str(tmp_path)])
+    told = capsys.readouterr()
+    assert "encoder.safetensors" in told.out
+    assert "pip install onnx onnxruntime onnxscript" in told.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "encoder.safetensors"]
 
 
 def test_a_probe_of_an_unfinished_run_says_so(folder, tmp_path, capsys):

@@ -26,6 +26,7 @@ FORMAT = "setwise encoder 1"
 WEIGHTS, CONFIG, ONNX = "encoder.safetensors", "config.json", "encoder.onnx"
 GIVEN = {"name", "stem", "mean", "std", "classes"}  # fields that the caller of ``export`` knows
 FOUND = {"format", "setwise", "channels", "size", "features", "weights_sha256", "onnx"}  # and those that it finds out
+PACKAGES = ("onnx", "onnxruntime", "onnxscript")  # ONNX needs them all, nothing else does
 OPSET = 18  # what the exporter writes without converting, and runtimes of 2023 already read
 TOLERANCE = 1e-4  # of the largest feature; float32 sums in another order differ by about 1e-6
 LARGEST = 2**22  # values of an image, C * H * W: 1,182 pixels a side in colour
@@ -55,8 +56,8 @@ def export(
     """
     from safetensors.torch import save
 
-    if onnx:
-        _check_packages()
+    if onnx and (missing := missing_packages()):
+        raise ModuleNotFoundError(f"{missing}, or leave it out with --no-onnx (onnx=False)")
     about = _described(config, image_shape)
     folder = Path(folder)
     whole = _Normalised(copy.deepcopy(encoder).to("cpu", torch.float32), about).eval()
@@ -295,15 +296,14 @@ def _difference(found: list[Tensor], expected: list[Tensor], name: str) -> tuple
     return largest, relative
 
 
-def _check_packages() -> None:
-    for name in ("onnx", "onnxscript", "onnxruntime"):
+def missing_packages() -> str:
+    """What of the packages that write ONNX is missing, and how to get it; nothing if they are all here."""
+    for name in PACKAGES:
         try:
             importlib.import_module(name)
         except ImportError as error:
-            raise ModuleNotFoundError(
-                f"expected onnx, onnxscript and onnxruntime to write ONNX, got {error}; "
-                "pip install 'setwise[onnx]', or leave it out with --no-onnx (onnx=False)"
-            ) from error
+            return f"expected {', '.join(PACKAGES)} to write ONNX, got {error}; pip install {' '.join(PACKAGES)}"
+    return ""
 
 
 def _bytes(path: Path) -> bytes:

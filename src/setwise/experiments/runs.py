@@ -225,8 +225,9 @@ def probe(
 
 
 def export(path: Path, folder: Path, *, onnx: bool = True) -> dict[str, Path]:
-    """Write a checkpoint's encoder as safetensors with a config, and as ONNX; the files written."""
+    """Write a checkpoint's encoder as safetensors with a config, and as ONNX if that can be; the files written."""
     from setwise.evaluation.export import export as write
+    from setwise.evaluation.export import missing_packages
 
     found = checkpoints.load(path)
     encoder = encoder_of(found, path).float()
@@ -237,6 +238,9 @@ def export(path: Path, folder: Path, *, onnx: bool = True) -> dict[str, Path]:
         "std": found.data["std"],
         "classes": found.data["classes"],
     }
+    if onnx and (missing := missing_packages()):
+        print(f"setwise: no encoder.onnx: {missing}, and export again", file=sys.stderr)
+        onnx = False
     return write(encoder, config, folder, image_shape=tuple(found.data["shape"]), onnx=onnx)
 
 

@@ -101,9 +101,7 @@ class Metrics:
             try:
                 from torch.utils.tensorboard import SummaryWriter
             except ImportError as error:
-                raise ValueError(
-                    f"expected tensorboard to be installed, got {error}; pip install tensorboard"
-                ) from error
+                raise ValueError(f"expected tensorboard, got {error}; pip install tensorboard") from error
             self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=len(history) + 1)
         # What an interrupted run wrote after its last checkpoint will come again.
         write_text(folder / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in history))
