@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock, Timeout
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -27,6 +26,7 @@ from setwise.losses.modules import AssignmentLoss
 from setwise.losses.presets import presets
 from setwise.similarity import pairwise
 from setwise.training.errors import Interrupted
+from setwise.training.locks import Taken, locked
 from setwise.training.loop import How
 
 # About a minute of one core: 36 s for the encoders, 17 s for the halves.
@@ -328,7 +328,7 @@ def _own(out: Path) -> Iterator[None]:
     out.mkdir(parents=True, exist_ok=True)
     mark.touch()
     try:
-        with FileLock(out / ".lock", timeout=0):
+        with locked(out / ".lock", option="--out"):
             for kind in ENCODERS.values():
                 for folder in (out / RUNS / kind).glob("seed-*"):
                     for name in RUN_FILES:
@@ -336,8 +336,8 @@ def _own(out: Path) -> Iterator[None]:
                     with contextlib.suppress(OSError):  # someone keeps a file there
                         folder.rmdir()
             yield
-    except Timeout as error:
-        raise ValueError(f"expected {out} for this demo alone, but another one is at work there") from error
+    except Taken as error:
+        raise ValueError(f"expected {out} for this demo alone, but {error}; give another --out") from error
 
 
 @contextlib.contextmanager

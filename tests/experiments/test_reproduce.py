@@ -4,7 +4,11 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
+import time
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
@@ -21,6 +25,7 @@ from setwise.experiments.matching import run_matching
 from setwise.experiments.reproduce import listing, reproduce, work
 from setwise.training.checkpoint import write_text
 from setwise.training.errors import Interrupted
+from setwise.training.locks import locked
 
 CPU = torch.device("cpu")
 
@@ -49,6 +54,28 @@ def test_what_another_worker_is_at_is_left_to_it(tmp_path):
     with FileLock(path.with_suffix(".lock")):
         assert work(jobs, tmp_path, tmp_path / "s", CPU, None) == []
     assert [job.record(tmp_path).exists() for job in jobs] == [False, True]
+
+
+def test_runs_that_are_not_made_have_a_reason(tmp_path, capfd, monkeypatch):
+    jobs = quick(expand("table1", data="digits", seeds=(1,), only=("paper/digits-matching-triplet",)))
+    held, foreign = (job.record(tmp_path).with_suffix(".lock") for job in jobs)
+    for lock in (held, foreign):
+        lock.parent.mkdir(parents=True)
+        lock.touch()
+    opened = os.open
+
+    def of_another_user(path, *options, **more):
+        if Path(path) == foreign:
+            raise PermissionError(13, "Permission denied", str(path))
+        return opened(path, *options, **more)
+
+    monkeypatch.setattr(os, "open", of_another_user)
+    with FileLock(held):
+        assert reproduce(jobs, results=tmp_path, scratch=tmp_path / "s", device=CPU) == 2
+    told = capfd.readouterr().err.splitlines()
+    assert [line.partition(": ")[0] for line in told] == ["not made", "not made"]
+    assert re.search("triplet seed 1: another process .*seed-1.lock", told[0])
+    assert re.search("triplet-qare seed 1: .*Permission denied.*another user's", told[1])
 
 
 def test_a_run_that_fails_is_told_and_the_others_go_on(tmp_path, capfd):
@@ -94,12 +121,13 @@ def test_a_failure_is_told_before_the_run_is_let_go(tmp_path, monkeypatch):
 def test_what_another_worker_failed_at_while_this_one_came_is_left_alone(tmp_path, monkeypatch):
     (job, *_) = quick(expand("table1", data="digits", seeds=(1,), only=("paper/digits-matching-triplet",)))
 
-    class Late(FileLock):
-        def __enter__(self):
-            job.record(tmp_path).with_suffix(".failed").write_text("it failed\n")
-            return super().__enter__()
+    @contextmanager
+    def late(path, **options):
+        job.record(tmp_path).with_suffix(".failed").write_text("it failed\n")
+        with locked(path, **options):
+            yield
 
-    monkeypatch.setattr(module, "FileLock", Late)
+    monkeypatch.setattr(module, "locked", late)
     assert work([job], tmp_path, tmp_path / "s", CPU, None) == []
     assert not job.record(tmp_path).exists()
     assert not list(tmp_path.rglob("*.lock"))
@@ -153,6 +181,84 @@ def test_a_worker_that_is_killed_is_told(tmp_path, capfd, monkeypatch):
     assert "the same command goes on with it" in told
 
 
+def below(pid: int) -> list[int]:
+    """The processes that this one has started and that have not ended."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            state, parent = path.read_text().rpartition(") ")[2].split()[:2]
+            found += [int(path.parent.name)] if (int(parent), state) == (pid, state.strip("ZX")) else []
+    return found
+
+
+def gone(pids: list[int]) -> bool:
+    states = []
+    for pid in pids:
+        with suppress(OSError):
+            states.append(Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0])
+    return all(state in "ZX" for state in states)
+
+
+def wait_until_gone(pids: list[int], process: subprocess.Popen) -> None:
+    try:
+        wait_until(lambda: gone(pids), process, 20)
+    finally:
+        for pid in pids:
+            if not gone([pid]):
+                os.kill(pid, signal.SIGKILL)
+
+
+def wait_until(true, process: subprocess.Popen, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "waited in vain"
+        assert process.poll() in (None, -signal.SIGKILL), "it ended by itself"
+        time.sleep(0.05)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at processes as Linux shows them")
+def test_workers_end_with_the_command_that_is_killed(tmp_path):
+    code = f"""
+from dataclasses import replace
+from pathlib import Path
+import torch
+from setwise.experiments.jobs import expand
+from setwise.experiments.reproduce import _side_by_side
+if __name__ == "__main__":
+    (job, *_) = expand("table2", data="digits", only=("paper/digits-conv4-simclr/",))
+    job = replace(job, recipe=replace(job.recipe, epochs=10_000))
+    where = Path({str(tmp_path)!r})
+    _side_by_side(1, ([job], where / "r", where / "s", torch.device("cpu"), None))
+"""
+    (tmp_path / "many.py").write_text(code)
+    with subprocess.Popen([sys.executable, tmp_path / "many.py"], stderr=subprocess.DEVNULL) as process:
+        try:
+            files = (tmp_path / "s").rglob
+            wait_until(lambda: any(path.stat().st_size > 0 for path in files("metrics.jsonl")), process)
+            workers = below(process.pid)
+            assert workers
+        finally:
+            process.kill()
+        wait_until_gone(workers, process)
+    assert list(files("checkpoint.safetensors")), "it stopped after a checkpoint"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at processes as Linux shows them")
+def test_a_decoder_ends_with_the_process_that_is_killed(tmp_path):
+    os.mkfifo(tmp_path / "cuhk-03.mat")  # it waits in the HDF5 library, for ever
+    code = "import sys; from pathlib import Path; from setwise.data import cuhk03\n"
+    code += "cuhk03._convert(Path(sys.argv[1]), 'labeled', (8, 4), Path('.'))"
+    command = [sys.executable, "-c", code, str(tmp_path / "cuhk-03.mat")]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+        try:
+            wait_until(lambda: below(process.pid), process)
+            decoders = below(process.pid)
+            time.sleep(0.5)  # until it has begun
+        finally:
+            process.kill()
+        wait_until_gone(decoders, process)
+
+
 @pytest.mark.skipif(os.name != "posix", reason="others cannot hold signals back")
 def test_a_signal_to_workers_that_are_still_beginning_leaves_no_traceback(tmp_path, capfd, monkeypatch):
     jobs = quick(expand("table1", data="digits", seeds=(1,), only=("paper/digits-matching-triplet",)))
@@ -160,7 +266,7 @@ def test_a_signal_to_workers_that_are_still_beginning_leaves_no_traceback(tmp_pa
         start_and_send(signal.SIGINT, patch)
         missing = reproduce(jobs, results=tmp_path / "r", scratch=tmp_path / "s", device=CPU, at_once=2)
     assert missing == len(jobs), "both obeyed"
-    assert capfd.readouterr().err == ""
+    assert "Traceback" not in capfd.readouterr().err
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set(), "and here they come again"
 
 

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from setwise.training import progress
+from setwise.training.checkpoint import replacing
 from setwise.training.progress import LINE_SECONDS, Metrics, Reporter
 
 
@@ -127,6 +128,18 @@ def test_every_epoch_is_in_both_files_and_what_comes_again_is_there_once(tmp_pat
         metrics.add({"epoch": 4, "loss": 0.1})
     assert len(metrics.history) == 4
     assert rows_of(tmp_path)[1] == history, "of many processes one writes"
+
+
+def test_what_a_killed_process_left_of_the_files_goes(tmp_path):
+    for name in ("metrics.csv", "metrics.jsonl"):
+        with replacing(tmp_path / name) as temporary:
+            pass
+        temporary.write_text("half of it")
+    other = tmp_path / ".metrics"
+    other.touch()
+    with Metrics(tmp_path, []):
+        pass
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".metrics", "metrics.csv", "metrics.jsonl"]
 
 
 def test_columns_stay_what_they_are(tmp_path):

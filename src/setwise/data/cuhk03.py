@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import subprocess
 import sys
@@ -30,7 +31,7 @@ MAT = "cuhk-03.mat"
 PICTURE = re.compile(r"(?P<identity>.+)_0(?P<shot>[0-9])\.(jpg|jpeg|png)", re.IGNORECASE)
 TOO_HIGH = re.compile(r".+_[1-9][0-9]")  # a shot, counted from 1 or for all cameras
 SHOTS_PER_VIEW = cuhk03_mat.SHOTS_PER_VIEW
-CONVERSION_LIMIT = 3600  # seconds; 28,000 small images take minutes
+CONVERSION_LIMIT = cuhk03_mat.SECONDS
 
 
 def find(path: Path) -> Path | None:
@@ -185,8 +186,11 @@ def _convert(mat: Path, boxes: Boxes, size: tuple[int, int], partial: Path) -> N
         )
     # -P: the script's own folder must not shadow other packages' modules.
     command = [sys.executable, "-P", cuhk03_mat.__file__, str(mat.resolve()), boxes, *map(str, size), str(partial)]
+    theirs, ours = os.pipe()  # ours closes when this process ends, however that is: then the decoder ends too
     try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=CONVERSION_LIMIT)
+        done = subprocess.run(
+            command, stdin=theirs, capture_output=True, text=True, errors="replace", timeout=CONVERSION_LIMIT
+        )
         said = done.stderr.strip() or f"the HDF5 library ended with status {done.returncode}"
     except subprocess.TimeoutExpired:
         said = f"no end after {CONVERSION_LIMIT} s"
@@ -195,4 +199,7 @@ def _convert(mat: Path, boxes: Boxes, size: tuple[int, int], partial: Path) -> N
             return
         if done.returncode == cuhk03_mat.UNWRITTEN:
             raise OSError(said)
+    finally:
+        os.close(theirs)
+        os.close(ours)
     raise DataError(f"expected {mat} to be the official {MAT} (MATLAB v7.3), got: {said}; copy or download it again")

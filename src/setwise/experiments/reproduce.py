@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock, Timeout
 
 from setwise.checks import check_count
 from setwise.data.sets import split_sizes
@@ -31,8 +30,9 @@ from setwise.experiments.matching import run_matching
 from setwise.experiments.recipes import recipe
 from setwise.kernels.conv_plan import processes_share, share_device
 from setwise.recipe import CONTRASTIVE, Recipe
-from setwise.training.checkpoint import write_text
+from setwise.training.checkpoint import remove_unfinished, write_text
 from setwise.training.errors import Interrupted, TrainingError, out_of_memory
+from setwise.training.locks import Taken, locked
 from setwise.training.loop import How, stopping_signals
 
 # Training images of the data sets that recipes name, and how many times the pixels of CIFAR's they have.
@@ -119,20 +119,21 @@ def work(
         path = job.record(results)
         if path.exists() or _failure(path).exists():
             continue
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = path.with_suffix(".lock")
-        with suppress(Timeout):  # another is at it
-            with FileLock(lock, timeout=0):
+        with suppress(Taken, PermissionError):  # another is at it, or owns the place: ``reproduce`` says so in the end
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with locked(_lock(path), option="--results"):
                 if not path.exists() and not _failure(path).exists():  # another had it until just now
+                    for unfinished in (path, _failure(path)):
+                        remove_unfinished(unfinished)
                     failed += _run(job, path, scratch, device, root, forget)
-            lock.unlink(missing_ok=True)
+            _lock(path).unlink(missing_ok=True)
     return failed
 
 
 def _run(job: Job, path: Path, scratch: Path, device: torch.device, root: Path | None, forget: bool) -> list[str]:
     """Write the run's record to ``path``, or what went wrong beside it; that, in words."""
     began = time.perf_counter()
-    who = f"{job.name} {job.variant} seed {job.seed}"
+    who = _who(job)
     folder = scratch / job.name / job.variant / f"seed-{job.seed}"
     how = How(device, resume=True, quiet=True)
     try:
@@ -161,14 +162,49 @@ def _failure(record: Path) -> Path:
     return record.with_suffix(".failed")
 
 
+def _lock(record: Path) -> Path:
+    return record.with_suffix(".lock")
+
+
+def _who(job: Job) -> str:
+    return " ".join(filter(None, (job.name, job.variant, f"seed {job.seed}")))
+
+
+def _why_missing(record: Path) -> str:
+    """Why a run has no record, though it did not fail."""
+    try:
+        record.parent.mkdir(parents=True, exist_ok=True)
+        if _lock(record).exists():
+            with locked(_lock(record), option="--results"):
+                pass
+        elif not os.access(record.parent, os.W_OK):
+            return f"{record.parent} cannot be written; give another --results"
+    except (Taken, PermissionError) as error:
+        return str(error)
+    return "it was stopped before its end; the same command goes on with it"
+
+
+def _stop_with_parent() -> None:
+    """Stop this process, after a checkpoint, when the one that started it is gone, however that ended."""
+    parent = mp.parent_process()
+
+    def wait(parent: Any) -> None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    if parent is not None:
+        threading.Thread(target=wait, args=(parent,), daemon=True).start()
+
+
 def _worker(at_once: int, *arguments: Any) -> None:
     try:
+        _stop_with_parent()
         _hold_signals(False)  # one that came while this process began is obeyed here
         share_device(at_once if processes_share() else 1)
         work(*arguments)
     except (Interrupted, KeyboardInterrupt):  # the one who asked knows, and says it once
         sys.exit(1)
-    except OSError as error:  # nowhere to write: not even what went wrong
+    except (OSError, ValueError) as error:  # nowhere to write, not even what went wrong; or no locks there
         sys.exit(f"setwise: a worker stopped: {error}")
 
 
@@ -194,7 +230,8 @@ def reproduce(
         raise ValueError(f"expected a folder for checkpoints, got {error}; give another --scratch") from error
     places = [job.record(results) for job in jobs]
     for path in places:
-        _failure(path).unlink(missing_ok=True)
+        with suppress(PermissionError):  # another user's
+            _failure(path).unlink(missing_ok=True)
     arguments = (list(jobs), results, scratch, device, root, forget)
     at_once = max(1, min(at_once, sum(not path.exists() for path in places)))  # no worker without a run
     if at_once == 1:
@@ -204,12 +241,20 @@ def reproduce(
             words = "no MPS of NVIDIA's runs, so these take turns; `nvidia-cuda-mps-control -d` lets them share the GPU"
             print(f"setwise: {words}", file=sys.stderr)
         _side_by_side(at_once, arguments)
-    for failure in map(_failure, places):
-        with suppress(FileNotFoundError):  # there is none, or another command has just taken it away
-            words = failure.read_text().strip()
-            if at_once > 1:  # those of many workers are lost among the others' lines
-                print(f"failed: {words}", file=sys.stderr)
-            failure.unlink()
+    reasons: dict[str, list[Job]] = {}
+    for job, path in zip(jobs, places, strict=True):
+        with suppress(FileNotFoundError, PermissionError):  # another command has just taken it away, or it is its own
+            if _failure(path).exists():
+                words = _failure(path).read_text().strip()
+                if at_once > 1:  # those of many workers are lost among the others' lines
+                    print(f"failed: {words}", file=sys.stderr)
+                _failure(path).unlink()
+                continue
+        if not path.exists():
+            reasons.setdefault(_why_missing(path), []).append(job)
+    for reason, those in reasons.items():
+        more = f" and {len(those) - 1} more" if len(those) > 1 else ""
+        print(f"not made: {_who(those[0])}{more}: {reason}", file=sys.stderr)
     return sum(not path.exists() for path in places)
 
 

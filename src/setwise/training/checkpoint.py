@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import json
 import math
 import os
@@ -64,6 +65,12 @@ def replacing(path: Path) -> Iterator[Path]:
         _sync_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def remove_unfinished(path: Path) -> None:
+    """Remove what killed processes left of ``path``, half written. Only for one who keeps others from writing it."""
+    for unfinished in path.parent.glob(f".{glob.escape(path.name)}.*"):
+        unfinished.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -14,7 +14,6 @@ from types import FrameType
 from typing import Any
 
 import torch
-from filelock import FileLock, Timeout
 from torch import Tensor
 
 from setwise.checks import check_number, see
@@ -24,6 +23,7 @@ from setwise.training import checkpoint as checkpoints
 from setwise.training.checkpoint import Checkpoint
 from setwise.training.engine import Engine
 from setwise.training.errors import Interrupted, TrainingError, out_of_memory
+from setwise.training.locks import Taken, locked
 from setwise.training.processes import Processes
 from setwise.training.progress import Metrics, Reporter
 from setwise.training.surroundings import same, surroundings
@@ -106,8 +106,8 @@ def train(
     check_number(how.checkpoint_seconds, "checkpoint_seconds", least=0)
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder, how.processes):
-        for unfinished in folder.glob(f".{FILE}.*") if first else ():  # of a process that was killed
-            unfinished.unlink(missing_ok=True)
+        if first:
+            checkpoints.remove_unfinished(folder / FILE)
         found = _found(folder / FILE, recipe, seed, about(data), how.resume)
         engine = Engine(recipe, data, seed=seed, device=how.device, processes=how.processes, capture=how.capture)
         if encoder is not None:
@@ -242,18 +242,13 @@ def _locked(folder: Path, processes: Processes) -> Iterator[None]:
     if not processes.first:
         yield
         return
-    lock = FileLock(folder / ".lock", timeout=0)
     try:
-        lock.acquire()
-    except Timeout as error:
+        with locked(folder / ".lock", option="--out (reproduce: --scratch)"):
+            yield
+    except Taken as error:
         raise ValueError(
-            f"expected {folder} for this run alone, but another one is writing there; give another --out, "
-            + see("how-to/errors#resume")
+            f"expected {folder} for this run alone, but {error}; give another --out, {see('how-to/errors#resume')}"
         ) from error
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def about(data: ImageSet | MatchedSet) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
-from setwise.training.checkpoint import write_text
+from setwise.training.checkpoint import remove_unfinished, write_text
 
 LINE_SECONDS = 10.0  # between lines where there is no terminal
 
@@ -88,7 +88,10 @@ class Reporter:
 
 
 class Metrics:
-    """The metrics of every epoch as ``metrics.jsonl`` and ``metrics.csv`` in a folder, and TensorBoard's files."""
+    """The metrics of every epoch as ``metrics.jsonl`` and ``metrics.csv`` in a folder, and TensorBoard's files.
+
+    With ``write`` the folder is this process's alone: what others left half written is removed.
+    """
 
     def __init__(
         self, folder: Path, history: list[dict[str, Any]], *, tensorboard: bool = False, write: bool = True
@@ -103,10 +106,11 @@ class Metrics:
             except ImportError as error:
                 raise ValueError(f"expected tensorboard, got {error}; pip install tensorboard") from error
             self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=len(history) + 1)
-        # What an interrupted run wrote after its last checkpoint will come again.
-        write_text(folder / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in history))
         lines = [_csv(self._columns()), *(_csv(self._cells(row)) for row in history)] if history else []
-        write_text(folder / "metrics.csv", "".join(lines))
+        # What an interrupted run wrote after its last checkpoint will come again.
+        for name, text in (("jsonl", [json.dumps(row) + "\n" for row in history]), ("csv", lines)):
+            remove_unfinished(folder / f"metrics.{name}")
+            write_text(folder / f"metrics.{name}", "".join(text))
 
     def add(self, row: dict[str, Any]) -> None:
         """Append an epoch."""
