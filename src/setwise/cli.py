@@ -17,6 +17,7 @@ from typing import Annotated, Literal, TypeVar
 import tyro
 from tyro.extras import SubcommandApp
 
+from setwise.terminal import visible
 from setwise.trainer import DEFAULT_RECIPE, Device, RecipeName, Root, say_final, trainer
 from setwise.version import __version__
 
@@ -343,9 +344,9 @@ def _told(call: Callable[[], T]) -> T:
         words = f"expected to use {error.filename}, got: {error.strerror}; give another place" if error.filename else ""
         if error.errno == errno.ENOSPC:
             words = "expected space to write, got a full disk; free some, and the same command goes on or begins again"
-        sys.exit(f"setwise: {words or error}")
+        sys.exit(visible(f"setwise: {words or error}"))
     except (ValueError, ImportError) as error:
-        sys.exit(f"setwise: {error}")
+        sys.exit(visible(f"setwise: {error}"))
     except RuntimeError as error:
         from setwise.checks import see
         from setwise.training.errors import Interrupted, TrainingError, out_of_memory
@@ -355,7 +356,7 @@ def _told(call: Callable[[], T]) -> T:
             sys.exit(f"setwise: {words}; a smaller batch or network needs less, {see('how-to/errors#space')}")
         if not isinstance(error, TrainingError):
             raise
-        print(f"setwise: {error}", file=sys.stderr)
+        print(visible(f"setwise: {error}"), file=sys.stderr)
         sys.exit(128 + error.signal if isinstance(error, Interrupted) else 1)  # as shells count signals
 
 

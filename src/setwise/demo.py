@@ -25,6 +25,7 @@ from setwise.experiments.recipes import recipe
 from setwise.losses.modules import AssignmentLoss
 from setwise.losses.presets import presets
 from setwise.similarity import pairwise
+from setwise.terminal import visible
 from setwise.training.errors import Interrupted
 from setwise.training.locks import Taken, locked
 from setwise.training.loop import How
@@ -120,7 +121,7 @@ def run(
     *, out: Path = Path("out/demo"), seed: int = 1, seeds: int = SEEDS, epochs: int = EPOCHS, steps: int = STEPS
 ) -> Found:
     """Train encoders and matchers, show what they reach, leave a page in the folder ``out``, the runs below it."""
-    console, began, cpu = Console(), time.perf_counter(), time.process_time()
+    console, began, cpu = Console(markup=False, emoji=False), time.perf_counter(), time.process_time()
     console.print(
         f"{seeds * len(ENCODERS)} encoders and {len(_losses())} matchers learn from handwritten digits: about a minute."
     )
@@ -143,7 +144,7 @@ def run(
     for table in tables:
         table.print(console)
     console.print(f"{len(jobs)} encoders and {len(losses)} matchers in {spent}. {_modesty(seeds)}", highlight=False)
-    console.print(f"The page with curves and pictures: {out / PAGE}", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"The page with curves and pictures: {visible(str(out / PAGE))}", highlight=False, soft_wrap=True)
     return found
 
 

@@ -20,6 +20,7 @@ from setwise.experiments.report import make_page, provenance, report
 from setwise.experiments.tables import classification_table
 
 HOSTILE = "<script>alert(1)</script>\"'&"
+STEERING = "\x1b]0;title\x07"
 
 
 @pytest.fixture
@@ -246,9 +247,10 @@ def test_hostile_records_stay_words(tree_of, keep, tmp_path):
     }
     path = keep("paper/cifar10-conv4-simclr", 1, {"probe_accuracy": 0.5}, about=about)
     record = json.loads(path.read_text())
-    record["recipe"] |= {HOSTILE: HOSTILE, "loss": HOSTILE, "long": "x" * 300}
+    record["recipe"] |= {HOSTILE: HOSTILE, "loss": HOSTILE + STEERING, "long": "x" * 300}
     path.write_text(json.dumps(record))
     (path.parent / "<b>.json").write_text("{}")
+    (path.parent / "\x1b[31mred\u202e.json").write_text("{}")
     files = report(tmp_path / "results", tmp_path / "out")
     html = files[0].read_text()
     texts = tree_of(html)
@@ -256,6 +258,9 @@ def test_hostile_records_stay_words(tree_of, keep, tmp_path):
     assert "<b>.json" in texts.texts("pre")[-1]
     assert HOSTILE in texts.texts("pre")[0]
     assert html.isascii()
+    assert r"\x1b[31mred\u202e.json" in texts.texts("pre")[-1]
+    written = "".join(file.read_text(encoding="utf-8") for file in files)
+    assert not set(written) & {"\x1b", "\u202e"}
     assert all(path.parent == tmp_path / "out" for path in files)
     assert all(re.fullmatch(r"[a-z0-9-]+\.(md|csv|html)", path.name) for path in files)
     assert not any("<script>" in path.read_text(encoding="utf-8") for path in files if path.suffix == ".md")

@@ -19,6 +19,7 @@ from setwise.bench.timing import milliseconds, peak_bytes, turns
 from setwise.encoders import CifarResNet, projection_head
 from setwise.losses.functional import qare
 from setwise.losses.modules import InfoNCE, QARe, SetContrastive
+from setwise.terminal import visible
 from setwise.training.capture import captured
 from setwise.training.surroundings import surroundings
 
@@ -177,7 +178,7 @@ def run(*, sizes: Sequence[int], device: torch.device, encoder: str, out: Path, 
     out.mkdir(parents=True, exist_ok=True)  # before minutes are spent
     if device.type == "cpu":
         torch.set_num_threads(1)
-    console = Console()
+    console = Console(markup=False, emoji=False)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU, one thread"
     rows = []
     for n in sizes:
@@ -227,7 +228,7 @@ def run(*, sizes: Sequence[int], device: torch.device, encoder: str, out: Path, 
     (out / "bench-qare.json").write_text(json.dumps(record, indent=1) + "\n")
     below = "ResNet-32" if encoder == "resnet32" else "projection head only"
     _draw(out / "bench-qare.png", rows, f"{name}, {below}")
-    console.print(f"written to {out / 'bench-qare.json'} and {out / 'bench-qare.png'}")
+    console.print(visible(f"written to {out / 'bench-qare.json'} and {out / 'bench-qare.png'}"), soft_wrap=True)
     return record
 
 

@@ -27,6 +27,7 @@ from setwise.experiments.recipes import RECIPES as ALL
 from setwise.experiments.recipes import recipe as find
 from setwise.kernels.conv_plan import processes_share, share_device
 from setwise.recipe import Recipe
+from setwise.terminal import visible
 from setwise.training.engine import Engine
 from setwise.training.schedule import batch_sizes
 from setwise.training.surroundings import surroundings
@@ -255,7 +256,7 @@ def run(
     for count in concurrent:
         check_count(count, "concurrent")
     out.mkdir(parents=True, exist_ok=True)  # before minutes are spent
-    console = Console()
+    console = Console(markup=False, emoji=False)
     record: dict[str, Any] = {"what": "bench step", **surroundings(device), "workers": workers, "encoders": {}}
     table = Table(title=f"a training step with QARe, {record['hardware']['name']}, torch {torch.__version__}")
     for column in ("encoder", "batch", "setwise", "without QARe", "no graph", "torch + torchvision", "", "an epoch"):
@@ -302,7 +303,7 @@ def run(
             said = ", ".join(f"{n} at once: {rate:.1f}" for n, rate in rates.items())
             console.print(f"{encoder}, the same, on streams of one process: {said}")
     (out / "bench-step.json").write_text(json.dumps(record, indent=1) + "\n")
-    console.print(f"written to {out / 'bench-step.json'}")
+    console.print(visible(f"written to {out / 'bench-step.json'}"), soft_wrap=True)
     return record
 
 

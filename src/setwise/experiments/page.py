@@ -1,7 +1,7 @@
 """One self-contained HTML file: words, tables, curves, pictures. It loads nothing, and needs no network.
 
-The file is ASCII, every text in it is escaped, and its Content-Security-Policy allows its own style and script and
-nothing else.
+The file is ASCII without control characters, every text in it is escaped, and its Content-Security-Policy allows its
+own style and script and nothing else.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 from setwise.experiments.chart import COLOURS, Interval, Points, chart, intervals, small
 from setwise.experiments.chart import caption as caption_of
+from setwise.terminal import visible
 from setwise.training.checkpoint import write_text
 
 # Colours after Okabe and Ito, told apart by colour-blind eyes too; shades with a contrast of at least 3 to the page.
@@ -234,7 +235,7 @@ class Page:
             + "\n".join([*self._parts[: self._top], *nav, *self._parts[self._top :]])
             + f"\n</main>\n<script>{SCRIPT}</script>\n</body>\n</html>\n"
         )
-        return whole.encode("ascii", "xmlcharrefreplace").decode()
+        return visible(whole).encode("ascii", "xmlcharrefreplace").decode()
 
     def write(self, path: Path) -> None:
         """Write the file, whole or not at all."""

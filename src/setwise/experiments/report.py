@@ -20,6 +20,7 @@ from setwise.experiments.paper_numbers import word
 from setwise.experiments.spectra import looks_table, spectra_onto
 from setwise.experiments.statistics import number
 from setwise.experiments.tables import Table, changes_table, said_by_changes, tables_of
+from setwise.terminal import visible
 from setwise.training.checkpoint import replacing
 
 PICTURED = (
@@ -52,7 +53,8 @@ def report(results: Path, out: Path) -> list[Path]:
         for end, text in (("md", table.markdown()), ("csv", table.csv())):
             files.append(out / f"{name}.{end}")
             with replacing(files[-1]) as temporary:
-                temporary.write_text(text, encoding="utf-8", errors="backslashreplace")  # JSON may hold half a letter
+                # JSON may hold half a letter.
+                temporary.write_text(visible(text), encoding="utf-8", errors="backslashreplace")
     page.write(files[0])
     if aside:
         print(f"setwise: {_count(len(aside), 'file')} set aside, the end of the page says why", file=sys.stderr)

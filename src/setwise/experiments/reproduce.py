@@ -30,6 +30,7 @@ from setwise.experiments.matching import run_matching
 from setwise.experiments.recipes import recipe
 from setwise.kernels.conv_plan import processes_share, share_device
 from setwise.recipe import CONTRASTIVE, Recipe
+from setwise.terminal import visible
 from setwise.training.checkpoint import remove_unfinished, write_text
 from setwise.training.errors import Interrupted, TrainingError, out_of_memory
 from setwise.training.locks import Taken, locked
@@ -149,7 +150,7 @@ def _run(job: Job, path: Path, scratch: Path, device: torch.device, root: Path |
         words = f"{who}: {error if told else f'{type(error).__name__}: {error}'}"
         if not told:
             traceback.print_exc()
-        print(f"failed: {words}", file=sys.stderr, flush=True)
+        print(visible(f"failed: {words}"), file=sys.stderr, flush=True)
         write_text(_failure(path), f"{words}\n")
         if "CUDA error" in str(error):  # this process cannot use the GPU any more
             raise
@@ -205,7 +206,7 @@ def _worker(at_once: int, *arguments: Any) -> None:
     except (Interrupted, KeyboardInterrupt):  # the one who asked knows, and says it once
         sys.exit(1)
     except (OSError, ValueError) as error:  # nowhere to write, not even what went wrong; or no locks there
-        sys.exit(f"setwise: a worker stopped: {error}")
+        sys.exit(visible(f"setwise: a worker stopped: {error}"))
 
 
 def reproduce(
@@ -247,14 +248,14 @@ def reproduce(
             if _failure(path).exists():
                 words = _failure(path).read_text().strip()
                 if at_once > 1:  # those of many workers are lost among the others' lines
-                    print(f"failed: {words}", file=sys.stderr)
+                    print(visible(f"failed: {words}"), file=sys.stderr)
                 _failure(path).unlink()
                 continue
         if not path.exists():
             reasons.setdefault(_why_missing(path), []).append(job)
     for reason, those in reasons.items():
         more = f" and {len(those) - 1} more" if len(those) > 1 else ""
-        print(f"not made: {_who(those[0])}{more}: {reason}", file=sys.stderr)
+        print(visible(f"not made: {_who(those[0])}{more}: {reason}"), file=sys.stderr)
     return sum(not path.exists() for path in places)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
+from setwise.terminal import visible
 from setwise.training.checkpoint import remove_unfinished, write_text
 
 LINE_SECONDS = 10.0  # between lines where there is no terminal
@@ -24,7 +25,7 @@ def spell(metrics: Mapping[str, float]) -> str:
 def say_if_heard(words: str, stream: TextIO) -> None:
     """A line for whoever reads along; that nobody does any more (`| head`, a lost terminal) must not end a run."""
     with contextlib.suppress(OSError):
-        print(words, file=stream, flush=True)
+        print(visible(words), file=stream, flush=True)
 
 
 class Reporter:
@@ -49,7 +50,7 @@ class Reporter:
                 """Title and numbers: what a narrow terminal cuts short, not the bar and the time left."""
 
                 def render(self, task: Any) -> Text:
-                    return Text(f"{task.fields['say']}  {task.description}", no_wrap=True, overflow="ellipsis")
+                    return Text(f"{task.fields['say']}  {visible(task.description)}", no_wrap=True, overflow="ellipsis")
 
             self._bar = Progress(
                 BarColumn(bar_width=16, table_column=Column(width=16)),
