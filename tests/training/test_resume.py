@@ -210,10 +210,13 @@ def test_other_data_in_the_same_place(tmp_path, digits, recipe):
 
 
 def test_what_a_killed_process_left_half_written_goes(tmp_path, digits, recipe):
-    left = tmp_path / ".checkpoint.safetensors.x7"
-    left.write_bytes(b"half of it")
+    with checkpoint.replacing(tmp_path / "checkpoint.safetensors") as left:
+        pass
+    (tmp_path / "checkpoint.safetensors").rename(left)
+    mine = tmp_path / ".checkpoint.safetensors.mine"
+    mine.touch()
     train(recipe, digits, tmp_path, seed=1, how=How(torch.device("cpu"), quiet=True))
-    assert not left.exists()
+    assert (left.exists(), mine.exists()) == (False, True)
     with pytest.raises(ValueError, match="expected checkpoint_seconds to be a finite number of at least 0, got nan"):
         train(recipe, digits, tmp_path, seed=1, how=How(torch.device("cpu"), checkpoint_seconds=float("nan")))
 

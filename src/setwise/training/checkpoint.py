@@ -69,7 +69,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 def remove_unfinished(path: Path) -> None:
     """Remove what killed processes left of ``path``, half written. Only for one who keeps others from writing it."""
-    for unfinished in path.parent.glob(f".{glob.escape(path.name)}.*"):
+    for unfinished in path.parent.glob(f".{glob.escape(path.name)}." + "[a-z0-9_]" * 8):  # as mkstemp names them
         unfinished.unlink(missing_ok=True)
 
 
