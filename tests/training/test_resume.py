@@ -1,5 +1,7 @@
 """Nothing is lost: killed, told to stop, out of space, diverged, in the wrong folder."""
 
+import errno
+import fcntl
 import io
 import json
 import os
@@ -230,6 +232,15 @@ def test_two_runs_in_one_folder(tmp_path, digits, recipe):
     from filelock import FileLock
 
     with FileLock(tmp_path / ".lock"), pytest.raises(ValueError, match=r"for this run alone.*another --out"):
+        train(recipe, digits, tmp_path, seed=1, how=How(CPU, quiet=True))
+
+
+def test_a_network_folder_without_locks(tmp_path, digits, recipe, monkeypatch):
+    def flock(*given: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(ValueError, match=r"No locks available.*local disk with --out"):
         train(recipe, digits, tmp_path, seed=1, how=How(CPU, quiet=True))
 
 
