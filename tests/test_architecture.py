@@ -9,7 +9,19 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "setwise"
 ROOMS = [
-    *("version", "pages", "terminal", "checks", "kernels", "similarity", "assignment", "losses", "encoders", "data"),
+    *(
+        "version",
+        "pages",
+        "terminal",
+        "locks",
+        "checks",
+        "kernels",
+        "similarity",
+        "assignment",
+        "losses",
+        "encoders",
+        "data",
+    ),
     "views",
     *("recipe", "methods", "training", "evaluation", "experiments", "adapters", "demo", "bench", "trainer", "cli"),
     "__main__",

@@ -22,12 +22,12 @@ from setwise.data import load, matched_halves
 from setwise.experiments import records, runs
 from setwise.experiments.page import Page
 from setwise.experiments.recipes import recipe
+from setwise.locks import Taken, locked
 from setwise.losses.modules import AssignmentLoss
 from setwise.losses.presets import presets
 from setwise.similarity import pairwise
 from setwise.terminal import visible
 from setwise.training.errors import Interrupted
-from setwise.training.locks import Taken, locked
 from setwise.training.loop import How
 
 # About a minute of one core: 36 s for the encoders, 17 s for the halves.

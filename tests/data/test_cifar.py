@@ -147,7 +147,7 @@ def test_a_python_batch_that_is_not_the_makers_is_not_parsed(small_cifar, tmp_pa
     monkeypatch.setattr(pickles, "_Reader", None)  # parsing would be another error
     monkeypatch.setitem(cifar.SPECS["cifar10"].files, "train", ())
     call = partial(sw.data.fetch, "cifar10", tmp_path / "root") if fetched else partial(sw.data.load, split="test")
-    with pytest.raises(DataError, match="test_batch as CIFAR's makers published it.*your-data.md#cifar"):
+    with pytest.raises(DataError, match="test_batch as CIFAR's makers published it.*your-data#cifar"):
         call(tmp_path / "made")
 
 

@@ -11,7 +11,8 @@ import torch
 from PIL import Image
 
 import setwise as sw
-from setwise.data import decode, locks, tiny_imagenet
+from setwise import locks
+from setwise.data import decode, tiny_imagenet
 from setwise.data.cache import cached
 from setwise.data.errors import DataError
 
@@ -342,7 +343,7 @@ def test_a_class_of_which_nothing_is_read_is_refused(pictures, split):
     (folder / "LICENSE").write_text("")
     (folder / ".DS_Store").write_text("")
     with pytest.raises(
-        DataError, match=rf"files in .*{split}/crow, got only \(no ending\), .txt, .webp; convert .*your-data.md#folder"
+        DataError, match=rf"files in .*{split}/crow, got only \(no ending\), .txt, .webp; convert .*your-data#folder"
     ):
         sw.data.load(pictures, split=split)
     for path in folder.iterdir():

@@ -250,7 +250,7 @@ def test_images_that_take_more_than_the_limit_are_not_decoded(tmp_path, monkeypa
     monkeypatch.setattr(decode, "set_bytes", lambda: 5 * 3 * 200 - 1)
     monkeypatch.setattr(decode, "to_array", None)  # decoding would be another error
     for size in (None, (20, 10)):
-        with pytest.raises(DataError, match=r"at most 2,999 bytes of memory, got 5 of 200 pixels.*your-data.md#limits"):
+        with pytest.raises(DataError, match=r"at most 2,999 bytes of memory, got 5 of 200 pixels.*your-data#limits"):
             decode.read_images([path] * 5, size)
 
 

@@ -23,9 +23,9 @@ from setwise.experiments import reproduce as module
 from setwise.experiments.jobs import Job, expand
 from setwise.experiments.matching import run_matching
 from setwise.experiments.reproduce import listing, reproduce, work
+from setwise.locks import locked
 from setwise.training.checkpoint import write_text
 from setwise.training.errors import Interrupted
-from setwise.training.locks import locked
 
 CPU = torch.device("cpu")
 

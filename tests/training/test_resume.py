@@ -240,7 +240,7 @@ def test_a_network_folder_without_locks(tmp_path, digits, recipe, monkeypatch):
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    with pytest.raises(ValueError, match=r"No locks available.*local disk with --out"):
+    with pytest.raises(OSError, match=r"No locks available.*local disk, by --out"):
         train(recipe, digits, tmp_path, seed=1, how=How(CPU, quiet=True))
 
 

@@ -7,7 +7,7 @@ import os
 import shutil
 import warnings
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from setwise.data.locks import lock
-from setwise.data.root import root_of
+from setwise.data.root import PLACE, root_of
+from setwise.locks import Taken, locked
 
 FOLDER = ".decoded"
 
@@ -44,9 +44,13 @@ def cached(
         if (found := _open(folder / name, names)) is not None:
             return found
     for folder in folders:
-        if (held := _lock(folder, key)) is not None:
-            with held:
-                return _kept(folder / name, key, names, build)
+        with ExitStack() as held:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                held.enter_context(locked(folder / f"{key}.lock", option=PLACE, wait=True))
+            except (OSError, Taken):  # it cannot be written, or has no locks
+                continue
+            return _kept(folder / name, key, names, build)
     warnings.warn(
         f"expected to keep decoded images in {' or '.join(map(str, folders))}, got no place with locks that "
         "can be written; they are decoded each time: set SETWISE_DATA to a folder that you can write to",
@@ -65,15 +69,6 @@ def _folders(root: Path) -> list[Path]:
     with suppress(RuntimeError):  # a user without a home has no default root
         roots.append(root_of(None))
     return list(dict.fromkeys(place / FOLDER for place in roots))
-
-
-def _lock(folder: Path, key: str) -> AbstractContextManager[Any] | None:
-    """The lock of ``key``, held until the block ends; None where ``folder`` cannot be written or has no locks."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        return lock(folder / f"{key}.lock")
-    except OSError:
-        return None
 
 
 def _kept(place: Path, key: str, names: tuple[str, ...], build: Callable[[Path], None]) -> list[npt.NDArray[Any]]:

@@ -6,6 +6,8 @@ import os
 import shlex
 from pathlib import Path
 
+PLACE = "--root (root= in Python) or $SETWISE_DATA"  # how a person gives another one
+
 
 def default_root() -> Path:
     """Where data sets are: $SETWISE_DATA, or ~/.cache/setwise."""

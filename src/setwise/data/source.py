@@ -25,8 +25,8 @@ from setwise.data.catalogue import Entry, entry_of, file_digest, find, not_found
 from setwise.data.download import download
 from setwise.data.errors import DataError
 from setwise.data.limits import MANIFEST_FILE, open_plain
-from setwise.data.locks import lock
-from setwise.data.root import fetch_command, root_of
+from setwise.data.root import PLACE, fetch_command, root_of
+from setwise.locks import locked
 
 VERSION = 1  # of the manifest
 FEW_FILES = 1000  # up to here each is flushed by itself; beyond, one sync of the system is faster
@@ -62,7 +62,7 @@ def fetch(
     if (place / MANIFEST).is_file() and not force:  # without a lock: a root may be shared and not to be written
         return place
     where.mkdir(parents=True, exist_ok=True)
-    with lock(where / f".{name}.lock"):
+    with locked(where / f".{name}.lock", option=PLACE, wait=True):
         if (place / MANIFEST).is_file() and not force:  # another process just did it
             return place
         if place.exists() and not (place / MANIFEST).is_file():

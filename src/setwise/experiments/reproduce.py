@@ -29,11 +29,11 @@ from setwise.experiments.jobs import Job
 from setwise.experiments.matching import run_matching
 from setwise.experiments.recipes import recipe
 from setwise.kernels.conv_plan import processes_share, share_device
+from setwise.locks import Taken, locked
 from setwise.recipe import CONTRASTIVE, Recipe
 from setwise.terminal import visible
 from setwise.training.checkpoint import remove_unfinished, write_text
 from setwise.training.errors import Interrupted, TrainingError, out_of_memory
-from setwise.training.locks import Taken, locked
 from setwise.training.loop import How, stopping_signals
 
 # Training images of the data sets that recipes name, and how many times the pixels of CIFAR's they have.

@@ -18,12 +18,12 @@ from torch import Tensor
 
 from setwise.checks import check_number, see
 from setwise.data import ImageSet, MatchedSet
+from setwise.locks import Taken, locked
 from setwise.recipe import Recipe
 from setwise.training import checkpoint as checkpoints
 from setwise.training.checkpoint import Checkpoint
 from setwise.training.engine import Engine
 from setwise.training.errors import Interrupted, TrainingError, out_of_memory
-from setwise.training.locks import Taken, locked
 from setwise.training.processes import Processes
 from setwise.training.progress import Metrics, Reporter
 from setwise.training.surroundings import same, surroundings
