@@ -91,11 +91,8 @@ def check_floating(x: Tensor, name: str, *, forbidden: float = math.nan) -> None
         )
     if x.device.type != "cpu" or x.numel() == 0:
         return
-    # The largest entry is NaN or infinite if any is; a ninth of the time of isfinite().all().
-    if not math.isfinite(x.detach().abs().amax().item()):
-        bad = int((~(x.isfinite() | (x == forbidden))).sum())
-        if bad == 0:
-            return
+    # The sum is NaN or infinite if any entry is; a third of the time of the largest, which isfinite().all() takes 9 of.
+    if not math.isfinite(x.detach().sum().item()) and (bad := int((~(x.isfinite() | (x == forbidden))).sum())):
         marks = "" if math.isnan(forbidden) else f" or {forbidden} (a forbidden pair)"
         raise ValueError(
             f"expected {name} to be finite{marks}, got {bad} NaN or infinite of {x.numel()} values; "
@@ -105,10 +102,9 @@ def check_floating(x: Tensor, name: str, *, forbidden: float = math.nan) -> None
 
 def check_overflow(x: Tensor, what: str) -> Tensor:
     """``x``, which is made of finite numbers; raise where it is on the CPU and not finite itself."""
-    if x.device.type != "cpu" or torch.compiler.is_compiling() or x.numel() == 0:
+    if x.device.type != "cpu" or torch.compiler.is_compiling():
         return x
-    least, greatest = torch.aminmax(x.detach())
-    if not (math.isfinite(least.item()) and math.isfinite(greatest.item())):
+    if not math.isfinite(x.detach().sum().item()) and not x.isfinite().all():
         instead = "" if x.dtype == torch.float64 else ", or use float64"
         raise ValueError(
             f"expected {what} that {x.dtype} can hold, got an overflow; scale or normalise the embeddings{instead}, "

@@ -13,6 +13,7 @@ Euclidean measures never normalise by themselves; cosine does.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -43,6 +44,12 @@ def full_precision(z: Tensor) -> Tensor:
 def widest_precision(z: Tensor) -> Tensor:
     """``z`` in float64 where its device has that, and as it is elsewhere."""
     return z.double() if z.device.type in ("cpu", "cuda") else z
+
+
+def autocast_off(z: Tensor) -> AbstractContextManager[None]:
+    """Without autocast on the device of ``z``; nothing to wait for where it is off already."""
+    kind = z.device.type
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
 
 class _UnitRows(torch.autograd.Function):
@@ -82,7 +89,7 @@ def prepared_scores(x: Tensor, y: Tensor, *, similarity: Similarity, scale: floa
 
     Both must come from ``prepare``. Autocast is off inside: scores in bf16 differ by more than the temperature.
     """
-    with torch.autocast(x.device.type, enabled=False):
+    with autocast_off(x):
         if similarity == "cosine":
             return (scale * x) @ y.mT
         distances = _squared_distances(x, y) if similarity == "sqeuclidean" else _distances(x, y)

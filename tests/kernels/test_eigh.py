@@ -166,15 +166,39 @@ def test_batches_on_the_cpu(shape: tuple[int, ...], dtype: torch.dtype) -> None:
         assert max(errors(x.numpy(), l.numpy(), w.numpy()).values()) < ACCURACY
 
 
-def test_many_eigenvalues_near_zero_on_the_cpu() -> None:
+@pytest.mark.parametrize("quick", [False, True])
+def test_many_eigenvalues_near_zero_on_the_cpu(quick: bool) -> None:
     # In float32 torch's solver gives NaN for some of these, and fails on others.
     for seed in range(20):
         z = torch.randn(256, 64, generator=torch.Generator().manual_seed(seed))
         z = z * torch.where(torch.arange(64) < 5, 1.0, 1e-25)
         a = z.T @ z
-        values, vectors = eigh(a)
+        values, vectors = eigh(a, quick=quick)
         assert values.dtype == vectors.dtype == torch.float32
         assert max(errors(a.numpy(), values.numpy(), vectors.numpy()).values()) < ACCURACY
+
+
+@pytest.mark.parametrize("n", [1, 5, 33, 130])
+def test_quick_is_as_accurate_as_the_kernel(n: int) -> None:
+    for name, a in families(n).items():
+        values, vectors = eigh(torch.from_numpy(a), quick=True)
+        assert max(errors(a, values.numpy(), vectors.numpy()).values()) < ACCURACY, name
+
+
+@pytest.mark.parametrize("broken", ["fails", "nan"])
+def test_quick_tries_again_in_float64(monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
+    solve = torch.linalg.eigh
+
+    def fail(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if a.dtype == torch.float32 and broken == "fails":
+            raise RuntimeError("linalg.eigh: The algorithm failed to converge")
+        values, vectors = solve(a)
+        return values, vectors * torch.nan if a.dtype == torch.float32 else vectors
+
+    monkeypatch.setattr(torch.linalg, "eigh", fail)
+    values, vectors = eigh(torch.diag(torch.tensor([2.0, 1.0])), quick=True)
+    assert values.tolist() == [1.0, 2.0]
+    assert vectors.dtype == torch.float32
 
 
 def test_hand_computed_values() -> None:

@@ -1,5 +1,6 @@
 """QARe: Algorithms 1 and 2, its paths, its bounds, and the chain L_QAP <= split <= spectral."""
 
+import time
 from itertools import product
 
 import numpy as np
@@ -83,13 +84,44 @@ def test_lowrank_equals_dense_for_far_groups_in_float32(views, apart):
 def test_auto_takes_the_smallest_exact_eigenvalue_problem(views, monkeypatch, similarity, n, e, largest):
     solved = []
 
-    def record(a: Tensor) -> tuple[Tensor, Tensor]:
+    def record(a: Tensor, **options: bool) -> tuple[Tensor, Tensor]:
         solved.append(a.shape[-1])
-        return eigh(a)
+        return eigh(a, **options)
 
     monkeypatch.setattr("setwise.assignment.spectrum.eigh", record)
     sw.QARe(similarity=similarity)(*views(n, e)).backward()
     assert solved == [largest]
+
+
+def algorithm_2(z_a: Tensor, z_b: Tensor) -> Tensor:
+    z_a, z_b = (F.normalize(z) for z in (z_a, z_b))
+    return torch.dot(*(torch.linalg.eigvalsh(1 + z @ z.mT) for z in (z_a, z_b))) / len(z_a) ** 2
+
+
+@pytest.mark.parametrize(("n", "e"), [(16, 64), (64, 64), (64, 512)])
+def test_few_items_take_no_longer_than_plain_torch(views, n, e):
+    pair = views(n, e, dtype=torch.float32)
+    seconds = {sw.QARe(): [], algorithm_2: []}
+    for _ in range(150):
+        for loss, found in seconds.items():
+            start = time.perf_counter()
+            torch.autograd.grad(loss(*pair), pair)
+            found.append(time.perf_counter() - start)
+    ours, theirs = map(min, seconds.values())  # the least has no other process in it
+    assert ours < 1.2 * theirs  # 0.9 to 1 were measured, 1.4 to 1.8 with a step and a backward for each operation
+
+
+@pytest.mark.parametrize("reference", ["none", "truth"])
+@pytest.mark.parametrize("shift", [None, 0.0, -0.5])
+def test_few_items_in_one_step(views, shift, reference):
+    """Against the same in steps, which any bound but the eigenvalues' and any clamp take."""
+    pair = views(7, 12)
+    options = {"shift": shift, "reference": reference}
+    values = [qare(*pair, **options), qare(*pair, clamp=-2.0, **options)]
+    torch.testing.assert_close(*values)
+    torch.testing.assert_close(*(torch.autograd.grad(value, pair) for value in values))
+    alone = torch.autograd.grad(qare(pair[0], pair[1].detach(), **options), pair[0])
+    torch.testing.assert_close(alone, torch.autograd.grad(qare(*pair, **options), pair[:1]))
 
 
 @pytest.mark.parametrize(("n", "e"), [(9, 3), (4, 5)])

@@ -26,8 +26,8 @@ from torch import Tensor
 
 from setwise.checks import check_like, check_option, check_overflow, check_symmetric, one_derivative
 from setwise.kernels.eigh import eigh
-from setwise.kernels.rows import meeting
-from setwise.similarity import Factor, full_precision, widest_precision
+from setwise.kernels.rows import meeting, unit_rows, unit_rows_backward
+from setwise.similarity import Factor, autocast_off, full_precision, widest_precision
 
 Bound = Literal["eigenvalue", "projection", "best"]
 BOUNDS: tuple[Bound, ...] = ("eigenvalue", "projection", "best")
@@ -230,17 +230,20 @@ def leading_error(s: Tensor, pair: Compressed) -> Tensor:
     return delta[0] * whole[1].sqrt() + delta[1] * kept[0].sqrt()
 
 
+def _spectrum(core: Tensor, gradient: bool, *, quick: bool = False) -> tuple[Tensor, Tensor | None]:
+    """Eigenvalues [2, r], ascending, and vectors [2, r, r] where a gradient needs them."""
+    if gradient or core.is_cuda:  # there, only our own solver runs without a host sync
+        return eigh(core, quick=quick)
+    # In float32 the CPU's solver fails, or gives NaN, on finite matrices with many eigenvalues near zero.
+    return torch.linalg.eigvalsh(widest_precision(core)).to(core.dtype), None
+
+
 class _OrderedDot(torch.autograd.Function):
     """<λ_A, λ_B>_± of a compressed pair and its closed-form gradient in core and rest."""
 
     @staticmethod
     def forward(ctx: Any, core: Tensor, rest: Tensor, size: int, largest: bool) -> Tensor:
-        if ctx.needs_input_grad[0] or core.is_cuda:  # there, only our own solver runs without a host sync
-            values, vectors = _eigh(core)  # ascending, [2, r] and [2, r, r]
-        else:
-            # In float32 the CPU's solver fails, or gives NaN, on finite matrices with many eigenvalues near zero.
-            check_overflow(core, MATRICES)
-            values, vectors = torch.linalg.eigvalsh(widest_precision(core)).to(core.dtype), None
+        values, vectors = _spectrum(check_overflow(core, MATRICES), ctx.needs_input_grad[0])
         met, rest_met, value = meeting(values, rest, size, largest)
         if vectors is not None:
             ctx.save_for_backward((vectors * met[:, None, :]) @ vectors.mT, rest_met)
@@ -255,10 +258,43 @@ class _OrderedDot(torch.autograd.Function):
 
 def ordered_dot(pair: Compressed, *, largest: bool) -> Tensor:
     """<λ_A, λ_B>_+ (``largest``) or <λ_A, λ_B>_-, counting every repeated eigenvalue. In float32 at least."""
-    with torch.autocast(pair.core.device.type, enabled=False):
+    with autocast_off(pair.core):
         core, rest = full_precision(pair.core), full_precision(pair.rest)
         value: Tensor = _OrderedDot.apply(core, rest, pair.size, largest)  # type: ignore[no-untyped-call]
         return value
+
+
+class _CosineDot(torch.autograd.Function):
+    """``cosine_dot`` with its gradient: as many small steps with a backward each take longer than the eigenvalues."""
+
+    @staticmethod
+    def forward(ctx: Any, z_a: Tensor, z_b: Tensor, shift: float, gap: bool, divisor: int) -> Tensor:
+        gradient = any(ctx.needs_input_grad)
+        unit, lengths = unit_rows(torch.stack([z_a, z_b]))
+        s = torch.bmm(unit, unit.mT).add_(shift)
+        values, vectors = _spectrum(s, gradient, quick=not gap)  # a gap is a small difference of large numbers
+        value = values[0] @ values[1]
+        if gap:
+            value -= (s[0] * s[1]).sum()
+        if gradient and vectors is not None:
+            grad = torch.bmm(vectors * values.flip(0)[:, None], vectors.mT)
+            if gap:
+                grad -= s.flip(0)
+            grad = torch.baddbmm(unit, grad, unit, beta=0, alpha=2 / divisor)
+            ctx.save_for_backward(unit_rows_backward(grad, unit, lengths, z_a.shape[-1]))
+        return value / divisor
+
+    @staticmethod
+    @one_derivative
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        grad_a, grad_b = (grad * ctx.saved_tensors[0]).unbind()
+        return grad_a, grad_b, None, None, None
+
+
+def cosine_dot(z_a: Tensor, z_b: Tensor, shift: float, *, gap: bool, divisor: int) -> Tensor:
+    """<λ_A, λ_B>_+ / divisor of shift + cosines within both sets [N, E]; less <S_A, S_B> / divisor for ``gap``."""
+    value: Tensor = _CosineDot.apply(z_a, z_b, shift, gap, divisor)  # type: ignore[no-untyped-call]
+    return value
 
 
 def project_ones(s: Tensor) -> Tensor:
@@ -301,7 +337,7 @@ def spectral_bounds(a: Tensor, b: Tensor, *, bound: Bound = "eigenvalue") -> tup
     check_option(bound, BOUNDS, "bound")
     s = full_precision(torch.stack([a, b]))
     ends = []
-    with torch.autocast(s.device.type, enabled=False):
+    with autocast_off(s):
         for largest in (False, True):
             values = []
             if bound in ("eigenvalue", "best"):

@@ -7,12 +7,13 @@ kernel for them here (eigh.cu, compiled at run time) and the library everywhere 
 
 from __future__ import annotations
 
+import math
+from contextlib import suppress
 from functools import cache
 
 import torch
 from torch import Tensor
 
-from setwise.checks import check_square
 from setwise.kernels.nvrtc import compile_kernel, or_none, usable
 
 FILES = ("tridiagonal.cu", "eigh.cu")
@@ -55,7 +56,7 @@ def _kernel(n: int, device: torch.device) -> Solver | None:
     return or_none(lambda: Solver(n), what, instead, device)
 
 
-def eigh(a: Tensor) -> tuple[Tensor, Tensor]:
+def eigh(a: Tensor, *, quick: bool = False) -> tuple[Tensor, Tensor]:
     r"""Eigenvalues, ascending, and orthonormal eigenvectors of symmetric matrices.
 
         A = W diag(l) W^T
@@ -68,12 +69,14 @@ def eigh(a: Tensor) -> tuple[Tensor, Tensor]:
     On a CUDA device in float32 with n <= 132: one kernel, which does not wait for the device and can be
     captured in a CUDA graph once it was called for this n outside of one. |W diag(l) W^T - A|, |W^T W - I|
     and the error of l relative to the spectral norm stay under 1e-5. Matrices with a NaN or an infinity give
-    NaN. Elsewhere: torch.linalg.eigh, on the CPU always in float64, since in float32 it fails, or gives NaN, on
-    finite matrices with many eigenvalues near zero.
+    NaN. Elsewhere: torch.linalg.eigh, on the CPU in float64, since in float32 it fails, or gives NaN, on some finite
+    matrices with many eigenvalues near zero. ``quick`` tries float32 first, for half the time and the accuracy of the
+    kernel.
     """
-    check_square(a, "a")
     if a.dtype not in (torch.float32, torch.float64):
         raise ValueError(f"expected a in float32 or float64, got {a.dtype}; convert it with .float()")
+    if a.ndim < 2 or a.shape[-1] != a.shape[-2]:
+        raise ValueError(f"expected a to be square, of shape (..., N, N), got {tuple(a.shape)}")
     a = a.detach()
     n = a.shape[-1]
     if usable(a) and n <= LARGEST:
@@ -81,5 +84,10 @@ def eigh(a: Tensor) -> tuple[Tensor, Tensor]:
         if kernel is not None:
             values, vectors = kernel(a.reshape(-1, n, n).contiguous())
             return values.reshape(a.shape[:-1]), vectors.reshape(a.shape)
+    if quick and a.device.type == "cpu" and a.dtype == torch.float32 and not torch.compiler.is_compiling():
+        with suppress(RuntimeError):  # that torch.linalg raises
+            values, vectors = torch.linalg.eigh(a)
+            if math.isfinite((values.sum() + vectors.sum()).item()):
+                return values, vectors
     values, vectors = torch.linalg.eigh(a.double() if a.device.type == "cpu" else a)
     return values.to(a.dtype), vectors.to(a.dtype)

@@ -38,10 +38,10 @@ def unit_rows(z: Tensor, append: float | None = None) -> tuple[Tensor, Tensor]:
         kernel(grid=(-(-rows // WARPS), 1, 1), block=(32 * WARPS, 1, 1), args=arguments)
         return out, lengths
     largest = z.abs().amax(-1, keepdim=True)
-    divisor = torch.where(largest > 0, largest, 1)
+    divisor = largest.masked_fill_(largest == 0, 1)
     z = z / divisor
     length = torch.linalg.vector_norm(z, dim=-1, keepdim=True)  # in [1, sqrt(E)], or 0
-    out = z * torch.where(length == 0, 0, 1 / length)
+    out = z.mul_(length.clamp_min(1).reciprocal_())
     if append is not None:
         out = torch.cat([out, torch.full_like(length, append)], -1)
     return out, torch.stack([divisor, length])
@@ -63,11 +63,12 @@ def unit_rows_backward(grad: Tensor, out: Tensor, lengths: Tensor, width: int) -
         arguments = [grad, out, lengths, grad_z, rows, width, out_width, SHORTEST]
         kernel(grid=(-(-rows // WARPS), 1, 1), block=(32 * WARPS, 1, 1), args=arguments)
         return grad_z
-    grad, out = grad[..., :width], out[..., :width]
-    divisor, length = lengths
+    if grad.shape[-1] > width:
+        grad, out = grad[..., :width], out[..., :width]
+    divisor, length = lengths.unbind()
     along = (grad * out).sum(-1, keepdim=True)
-    across: Tensor = (grad - along * out) * torch.where(length == 0, 0, 1 / length)
-    return across.div_(divisor.clamp_min(SHORTEST))
+    inverse = length.reciprocal().masked_fill_(length == 0, 0)
+    return torch.addcmul(grad, along, out, value=-1).mul_(inverse).div_(divisor.clamp_min(SHORTEST))
 
 
 NOWHERE = -(2**30)  # a column that no row has

@@ -23,6 +23,7 @@ from setwise.assignment.spectrum import (
     compress_euclidean,
     compress_factor,
     compress_leading,
+    cosine_dot,
     gram,
     leading_fits,
     ordered_dot,
@@ -44,6 +45,7 @@ from setwise.losses.parallel import Peers
 from setwise.similarity import (
     Factor,
     Similarity,
+    autocast_off,
     check_similarity,
     full_precision,
     intra_factor,
@@ -163,15 +165,19 @@ def qare(
             'expected at least two rows with normalization="n(n-1)", got 1; leave a last batch of one row out by '
             f'drop_last=True, or use "n2", {see("how-to/add-qare#rows")}'
         )
+    divisor = {"n2": n**2, "n(n-1)": n * (n - 1), "none": 1}[normalization]
     if shift is None:
         shift = 0.0 if is_distance(similarity) else 1.0
-    z = full_precision(torch.stack([z_a, z_b]))
-    with torch.autocast(z.device.type, enabled=False):
+    lowrank = spectrum in ("auto", "lowrank") and clamp is None
+    few = n <= z_a.shape[1] + 1  # items, for a factor to be smaller than the matrix
+    with autocast_off(z_a):
+        if few and lowrank and similarity == "cosine" and bound == "eigenvalue" and not center and peers is None:
+            z_a, z_b = full_precision(z_a), full_precision(z_b)
+            return check_overflow(cosine_dot(z_a, z_b, shift, gap=reference == "truth", divisor=divisor), "a loss")
+        z = full_precision(torch.stack([z_a, z_b]))
         if center:
             z = _centred(z, peers)
-        factor = intra_factor(z, similarity=similarity, shift=shift) if spectrum in ("auto", "lowrank") else None
-        if clamp is not None:
-            factor = None
+        factor = intra_factor(z, similarity=similarity, shift=shift) if lowrank else None
         # A Gram matrix is a sum over items, so over processes it needs no item itself; all else needs them all.
         additive = factor is not None and factor.middle is None and bound == "eigenvalue"
         if peers is not None and not additive:
@@ -191,7 +197,7 @@ def qare(
             value = _dense_term(factor.matrix(), similarity, bound, reference, None)
         else:
             value = _factor_term(factor, similarity, bound, reference)
-        value = value / {"n2": n**2, "n(n-1)": n * (n - 1), "none": 1}[normalization]
+        value = value / divisor
         return check_overflow(value if peers is None else peers.finish(value), "a loss")
 
 
