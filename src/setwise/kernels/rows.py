@@ -68,7 +68,8 @@ def unit_rows_backward(grad: Tensor, out: Tensor, lengths: Tensor, width: int) -
     divisor, length = lengths.unbind()
     along = (grad * out).sum(-1, keepdim=True)
     inverse = length.reciprocal().masked_fill_(length == 0, 0)
-    return torch.addcmul(grad, along, out, value=-1).mul_(inverse).div_(divisor.clamp_min(SHORTEST))
+    across: Tensor = grad - along * out
+    return across.mul_(inverse).div_(divisor.clamp_min(SHORTEST))
 
 
 NOWHERE = -(2**30)  # a column that no row has
