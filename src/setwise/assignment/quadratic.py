@@ -5,7 +5,7 @@ Everything below the two public functions minimises, in float64 numpy on the CPU
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -28,11 +28,13 @@ ROUNDING = 1e-13  # differences below this share of the largest conceivable obje
 CHUNK = 4096  # nodes of the search tree handled together: enough to hide Python, little memory
 
 TABU_LIMIT = 200  # beyond it a walk within the budget hardly leaves the first local optimum
-TABU_WALKS = 16  # at N = 30 a step of sixteen costs less than two of four, and they miss far less often
-TABU_ENTRIES = 40_000  # walks x N^2 at most (but four walks at least), so that they fit a core's cache
+TABU_WALKS = 64  # at N = 30 a step of 64 costs less than twice one of 16, and the pool they fill stays diverse
+TABU_ENTRIES = 83_000  # walks x N^2 at most (but four walks at least), so that they fit a core's cache
 TABU_STEPS = 250  # steps a row ...
-TABU_WORK = 7e7  # ... but walks x steps x N^2 at most: about a second
-PROOF_STEPS = 10  # steps a row before an exact search, which only wants something good to start from
+TABU_WORK = 3.5e8  # ... but walks x steps x N^2 at most: about a second
+TABU_FAQ = 8  # starts from Frank-Wolfe
+ROUND_STEPS = 10  # steps a row between two generations, and all there are before an exact search
+MOVED = 3  # rows of a child that swap columns at random
 
 SWEEPS = 30  # Frank-Wolfe steps a start, scipy's default too
 FAQ_STARTS = 3
@@ -134,7 +136,7 @@ def solve_quadratic(
     if method == "faq":
         best = _descend(flow, distance, cost, rng, initial)
     else:
-        best = _tabu(flow, distance, cost, rng, PROOF_STEPS if method == "exact" else TABU_STEPS)
+        best = _tabu(flow, distance, cost, rng, ROUND_STEPS if method == "exact" else TABU_STEPS)
     if method == "exact":
         best = _branch_and_bound(flow, distance, cost, best)
     permutation = torch.from_numpy(best)
@@ -232,42 +234,64 @@ class _Swaps:
 
     Swapping rows r and s multiplies Y by I - d d^T, d = e_r - e_s, so with B' = b[p][:, p] the change is
     exactly  -d^T T d + (d^T A d)(d^T B' d),  where T = A^T B' + A B'^T + linear[:, p].
+
+    ``delta`` [R, N, N] holds it, symmetric, with inf where there is nothing to swap. A move of rows u and v, d = e_u - e_v,
+    adds  d rho^T + kappa d^T + (d^T B' d) d d^T  to B', where rho and kappa are the differences of its rows v, u and of
+    its columns v, u. What that adds to ``delta`` is a sum of a few x y^T + y x^T: one product of thin matrices.
     """
 
     def __init__(self, a: Floats, b: Floats, linear: Floats, p: Ints) -> None:
         """Start at the permutations ``p`` [R, N]."""
-        self.a, self.p = a, p.copy()
-        self.walks = np.arange(len(p))
+        walks, n = p.shape
+        self.p, self.walks = p.copy(), np.arange(walks)
         self.value = _values(a, b, linear, p)
         rows, columns = p[:, :, None], p[:, None, :]
-        self.b = b[rows, columns]
-        self.bend_a = _bend(a)
-        self.bend_b = _bend(b)[rows, columns]
-        self.t = a.T @ self.b + a @ self.b.transpose(0, 2, 1) + linear[:, p].transpose(1, 0, 2)
-
-    def changes(self) -> Floats:
-        """Change of the objective by each swap, [R, N, N], symmetric, inf where there is nothing to swap."""
-        diagonal = self.t.diagonal(axis1=1, axis2=2)
-        delta = self.bend_a * self.bend_b
-        delta += self.t
-        delta += self.t.transpose(0, 2, 1)
-        delta -= diagonal[:, :, None]
-        delta -= diagonal[:, None, :]
-        n = len(self.a)
-        delta.reshape(-1, n * n)[:, :: n + 1] = np.inf
-        return delta
+        b_p = b[rows, columns]
+        t = a.T @ b_p + a @ b_p.transpose(0, 2, 1) + linear[:, p].transpose(1, 0, 2)
+        t -= t.diagonal(axis1=1, axis2=2)[:, :, None]
+        self.bend_a, self.bend_b = _bend(a), _bend(b)
+        self.delta = self.bend_a * self.bend_b[rows, columns]
+        self.delta += t
+        self.delta += t.transpose(0, 2, 1)
+        self.delta.reshape(walks, -1)[:, :: n + 1] = np.inf
+        # T sums over a, b and over both transposed: one sum, twice as large, where they are symmetric.
+        symmetric = np.array_equal(a, a.T) and np.array_equal(b, b.T)
+        self.a = a[:, None] if symmetric else np.stack((a, a.T), 1)  # [N, K, N]
+        self.b = np.stack((2 * b, self.bend_b) if symmetric else (b, b.T, self.bend_b), 1)  # [N, K + 1, N]
+        self.a_flat = np.ascontiguousarray(self.a.transpose(1, 2, 0).reshape(-1, n))  # [K N, N]
+        self.linear = np.ascontiguousarray(linear.T) if linear.any() else None
+        k = self.a.shape[1]
+        self.thin = np.zeros((walks, 3 * (k + 3), n))  # x, y, x again: delta changes by x^T y + y^T x
+        self.thin[:, k + 2] = 1
+        self.added = np.empty_like(self.delta)
+        self.places = np.arange(0, walks * (k + 1) * n, n).reshape(walks, k + 1, 1)
 
     def move(self, u: Ints, v: Ints, change: Floats) -> None:
         """Swap rows ``u`` and ``v`` [R] in each permutation."""
-        a, b, w = self.a, self.b, self.walks
-        left = np.stack((a[u] - a[v], a.T[u] - a.T[v]), 2)  # [R, N, 2]
-        right = np.stack((b[w, v] - b[w, u], b[w, :, v] - b[w, :, u]), 1)  # [R, 2, N]
-        self.t += left @ right
-        for x in (self.b, self.bend_b):
-            x[w, u], x[w, v] = x[w, v], x[w, u]
-        for x in (self.b, self.bend_b, self.t):
-            _swap_columns(x, w, u, v)
-        self.p[w, u], self.p[w, v] = self.p[w, v], self.p[w, u]
+        w, k = self.walks, self.a.shape[1]
+        width = k + 3
+        x, y, again = self.thin[:, :width], self.thin[:, width : 2 * width], self.thin[:, 2 * width :]
+        from_u, from_v = self.p[w, u], self.p[w, v]
+        x[:, k : k + 2] = 0
+        x[w, k, u], x[w, k + 1, v] = 1, -1
+        d = x[:, k] + x[:, k + 1]
+        np.subtract(self.a.take(u, 0), self.a.take(v, 0), out=x[:, :k])
+        again[...] = x
+        differences = (self.b.take(from_v, 0) - self.b.take(from_u, 0)).take(self.places + self.p[:, None, :])
+        bend = self.bend_b[from_u, from_v][:, None] * d
+        rho = differences[:, :k]  # and kappa
+        rho += (bend if k == 1 else bend / 2)[:, None]
+        y[:, :k] = rho
+        h = rho.reshape(len(w), -1) @ self.a_flat
+        if self.linear is not None:
+            h += self.linear.take(from_v, 0) - self.linear.take(from_u, 0)
+        bends = differences[:, k] - bend  # how the bend of B' changes in row u, and, negative, in row v
+        y[:, k] = self.bend_a.take(u, 0) * bends + h
+        y[:, k + 1] = self.bend_a.take(v, 0) * bends + h
+        y[:, k + 2] = -(x[:, :k] * y[:, :k]).sum(1) - d * h  # minus half of what T's diagonal gains twice
+        np.matmul(self.thin[:, : 2 * width].transpose(0, 2, 1), self.thin[:, width:], out=self.added)
+        self.delta += self.added
+        self.p[w, u], self.p[w, v] = from_v, from_u
         self.value += change
 
 
@@ -276,10 +300,6 @@ def _bend(x: Floats) -> Floats:
     diagonal = x.diagonal()
     bend: Floats = diagonal[:, None] + diagonal - x - x.T
     return bend
-
-
-def _swap_columns(x: NDArray[Any], walks: Ints, u: Ints, v: Ints) -> None:
-    x[walks, :, u], x[walks, :, v] = x[walks, :, v], x[walks, :, u]
 
 
 def _descend(a: Floats, b: Floats, linear: Floats, rng: np.random.Generator, initial: Tensor | None) -> Ints:
@@ -292,9 +312,8 @@ def _descend(a: Floats, b: Floats, linear: Floats, rng: np.random.Generator, ini
     values = np.array([_values(a, b, linear, p[None])[0] for p in starts])  # one by one: N may be large
     swaps = _Swaps(a, b, linear, starts[[values.argmin()]])
     for _ in range(int(DESCENT_WORK / n**2)):
-        delta = swaps.changes()[0]
-        u, v = np.divmod(delta.ravel().argmin(keepdims=True), n)
-        change = delta[u, v]
+        u, v = np.divmod(swaps.delta.ravel().argmin(keepdims=True), n)
+        change = swaps.delta[0, u, v]
         if change[0] >= -ROUNDING * _scale(a, b, linear):
             break
         swaps.move(u, v, change)
@@ -303,34 +322,73 @@ def _descend(a: Floats, b: Floats, linear: Floats, rng: np.random.Generator, ini
 
 
 def _tabu(a: Floats, b: Floats, linear: Floats, rng: np.random.Generator, steps_per_row: int) -> Ints:
-    """Best permutation seen by robust tabu search: the best swap, but no row takes back a recent column."""
+    """Best permutation of a memetic search: rounds of short tabu walks, each from a child of two of the best so far."""
     n = len(a)
     if n == 1:
         return np.zeros(1, dtype=np.int64)
     walks = max(4, min(TABU_WALKS, TABU_ENTRIES // n**2))
-    steps = min(steps_per_row * n, int(TABU_WORK / (walks * n**2)))
-    starts = _starts(a, b, linear, walks // 2, rng)
-    randoms = np.stack([rng.permutation(n) for _ in range(walks - len(starts))])
-    swaps = _Swaps(a, b, linear, np.concatenate((starts, randoms)))
+    steps = max(1, min(steps_per_row * n, int(TABU_WORK / (walks * n**2))))
+    starts = _starts(a, b, linear, min(TABU_FAQ, walks // 2), rng)
+    p = np.concatenate((starts, [rng.permutation(n) for _ in range(walks - len(starts))]))
+    pool, values = p[:0], np.empty(0)
+    for done in range(0, steps, ROUND_STEPS * n):
+        found, reached = _walk(_Swaps(a, b, linear, p), min(ROUND_STEPS * n, steps - done), 4 * _scale(a, b, linear), rng)
+        # One permutation of each value: without this rule the pool soon holds copies of a few.
+        values, first = np.unique(np.append(values, reached), return_index=True)
+        pool, values = np.concatenate((pool, found))[first[:walks]], values[:walks]
+        p = _children(pool, walks, rng)
+    best: Ints = pool[0]
+    return best
+
+
+def _walk(swaps: _Swaps, steps: int, penalty: float, rng: np.random.Generator) -> tuple[Ints, Floats]:
+    """Best permutation of each walk, and its value: the best swap again and again, but none that undoes a recent one.
+
+    A swap is forbidden where both rows would take back a column that they left within about N steps (Taillard 1991),
+    unless it leads to a new best. ``penalty`` is more than any swap changes.
+    """
+    walks, n = swaps.p.shape
     w = swaps.walks
     best, best_value = swaps.p.copy(), swaps.value.copy()
-    until = np.zeros((walks, n, n), dtype=np.int32)  # the step from which row r may take the column of row s
-    penalty = 4 * _scale(a, b, linear)  # more than any swap changes: a forbidden one is taken only at need
+    # until[s, r] x penalty: from this step on row r may take the column of row s. (r, s) and (s, r) are the same swap,
+    # which is forbidden where both are.
+    until = np.zeros((walks, n, n))
+    cost = np.empty_like(until)
+    everywhere, delta = w * n * n, swaps.delta.reshape(walks, -1)
     for step in range(steps):
-        delta = swaps.changes()
-        free = until <= step
-        free |= free.transpose(0, 2, 1)
-        free |= delta < (best_value - swaps.value)[:, None, None]  # a new best is never forbidden
-        chosen = np.where(free, delta, delta + penalty).reshape(walks, -1).argmin(1)
+        np.subtract(until, (step + 0.5) * penalty, out=cost)
+        np.maximum(cost, swaps.delta, out=cost)  # where all are forbidden, the one that will be free first
+        chosen = cost.reshape(walks, -1).argmin(1)
+        lowest = delta.argmin(1)
+        chosen = np.where(delta.take(everywhere + lowest) < best_value - swaps.value, lowest, chosen)
         u, v = np.divmod(chosen, n)
-        tenure = rng.integers(int(0.9 * n), int(1.1 * n) + 2, size=(2, walks))
-        until[w, u, u], until[w, v, v] = step + tenure
-        swaps.move(u, v, delta[w, u, v])
-        _swap_columns(until, w, u, v)
+        until[w, u, u], until[w, v, v] = (step + rng.integers(int(0.9 * n), int(1.1 * n) + 2, size=(2, walks))) * penalty
+        until[w, u], until[w, v] = until[w, v], until[w, u]
+        swaps.move(u, v, delta.take(everywhere + chosen))
         better = swaps.value < best_value
-        best[better], best_value[better] = swaps.p[better], swaps.value[better]
-    found: Ints = best[_values(a, b, linear, best).argmin()]
-    return found
+        if better.any():
+            best[better], best_value[better] = swaps.p[better], swaps.value[better]
+    return best, best_value
+
+
+def _children(pool: Ints, count: int, rng: np.random.Generator) -> Ints:
+    """``count`` permutations, each with half of one parent's columns, as many as fit of another's, and three moved on."""
+    n = pool.shape[1]
+    one, other = pool[rng.integers(len(pool), size=(2, count))]
+    placed = rng.random((count, n)) < 0.5
+    taken = np.zeros((count, n), dtype=bool)
+    rows, _ = np.nonzero(placed)
+    taken[rows, one[placed]] = True
+    fits = ~placed & ~np.take_along_axis(taken, other, 1)
+    rows, _ = np.nonzero(fits)
+    taken[rows, other[fits]] = True
+    children = np.where(placed, one, other)
+    rows, free = np.nonzero(~taken)  # as many of a child as rows without a column
+    children[~(placed | fits)] = free[np.lexsort((rng.random(len(free)), rows))]
+    three = rng.random((count, n)).argsort(1)[:, :MOVED]
+    moved = np.take_along_axis(children, np.roll(three, 1, 1), 1)
+    np.put_along_axis(children, three, moved, 1)
+    return children
 
 
 def _scale(a: Floats, b: Floats, linear: Floats) -> float:
