@@ -158,6 +158,50 @@ def test_tabu_reaches_qaplib_optimum(name: str) -> None:
     assert solution.value == optimum
 
 
+def planted_tree(n: int, seed: int) -> tuple[Tensor, Tensor, float]:
+    """Flows along a random tree, distances without structure, as in QAPLIB's chr, and the optimum.
+
+    The tree has the shortest distances, the heaviest edge the very shortest: no order of the products is cheaper.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    child = torch.arange(1, n)
+    parent = (torch.rand(n - 1, generator=generator) * child).long()
+    shuffle = torch.randperm(n - 1, generator=generator)
+    edges = child[shuffle], parent[shuffle]
+    weights = torch.randint(1, 100, (n - 1,), generator=generator).double().sort(descending=True).values
+    distances = torch.randint(1, 100, (n * (n - 1) // 2,), generator=generator).double().sort().values
+    a, b = torch.zeros(2, n, n, dtype=torch.float64)
+    a[edges], b[edges] = weights, distances[: n - 1]
+    rest = torch.ones(n, n).tril(-1).bool() & (b == 0)
+    b[rest] = distances[n - 1 :][torch.randperm(int(rest.sum()), generator=generator)]
+    hidden = torch.randperm(n, generator=generator)
+    return a + a.T, (b + b.T)[hidden][:, hidden], 2 * float(weights @ distances[: n - 1])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_tabu_finds_a_hidden_tree(seed: int) -> None:
+    a, b, optimum = planted_tree(25, 2)  # walks that learn nothing from each other end 74 to 103 % above
+    solution = solve_quadratic(a, b, method="tabu", generator=torch.Generator().manual_seed(seed))
+    assert solution.value == optimum
+
+
+def test_children_are_permutations_that_keep_what_parents_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    monkeypatch.setattr(quadratic, "MOVED", 0)
+    one = rng.permutation(20)
+    other = one.copy()
+    other[:12] = rng.permutation(one[:12])
+    children = quadratic._children(np.stack((one, other)), 100, rng)
+    assert (np.sort(children, 1) == np.arange(20)).all()
+    assert (children[:, 12:] == one[12:]).all()
+    mixed = (children[:, :12] != one[:12]).any(1) & (children[:, :12] != other[:12]).any(1)
+    assert mixed.sum() > 20  # half of them have one parent twice
+    monkeypatch.setattr(quadratic, "MOVED", 3)
+    children = quadratic._children(one[None], 100, rng)
+    assert (np.sort(children, 1) == np.arange(20)).all()
+    assert ((children != one).sum(1) == 3).all()
+
+
 @pytest.mark.parametrize("name", QAPLIB)
 def test_faq_is_near_qaplib_optimum(name: str) -> None:
     a, b, optimum = qaplib(name)
@@ -202,7 +246,7 @@ def test_swap_changes_are_differences_of_the_objective() -> None:
     starts = np.stack([rng.permutation(n) for _ in range(walks)])
     swaps = quadratic._Swaps(a.numpy(), b.numpy(), linear.numpy(), starts)
     for _ in range(25):  # moves that share rows with the one before, and moves that do not
-        delta = swaps.delta.copy()
+        delta = swaps.delta.copy()  # what a move changes is added to it
         for k in range(walks):
             before = loops(a, b, linear, tuple(swaps.p[k]))
             assert swaps.value[k] == pytest.approx(before, abs=1e-9)

@@ -30,7 +30,7 @@ CHUNK = 4096  # nodes of the search tree handled together: enough to hide Python
 TABU_LIMIT = 200  # beyond it a walk within the budget hardly leaves the first local optimum
 TABU_WALKS = 64  # at N = 30 a step of 64 costs less than twice one of 16, and the pool they fill stays diverse
 TABU_ENTRIES = 83_000  # walks x N^2 at most (but four walks at least), so that they fit a core's cache
-TABU_STEPS = 250  # steps a row ...
+TABU_STEPS = 300  # steps a row ...
 TABU_WORK = 3.5e8  # ... but walks x steps x N^2 at most: about a second
 TABU_FAQ = 8  # starts from Frank-Wolfe
 ROUND_STEPS = 10  # steps a row between two generations, and all there are before an exact search
@@ -235,9 +235,9 @@ class _Swaps:
     Swapping rows r and s multiplies Y by I - d d^T, d = e_r - e_s, so with B' = b[p][:, p] the change is
     exactly  -d^T T d + (d^T A d)(d^T B' d),  where T = A^T B' + A B'^T + linear[:, p].
 
-    ``delta`` [R, N, N] holds it, symmetric, with inf where there is nothing to swap. A move of rows u and v, d = e_u - e_v,
-    adds  d rho^T + kappa d^T + (d^T B' d) d d^T  to B', where rho and kappa are the differences of its rows v, u and of
-    its columns v, u. What that adds to ``delta`` is a sum of a few x y^T + y x^T: one product of thin matrices.
+    ``delta`` [R, N, N] holds it, symmetric, with inf where there is nothing to swap. A move of rows u and v adds
+    d rho^T + kappa d^T + (d^T B' d) d d^T  to B', with d = e_u - e_v. Here rho is row v of B' minus row u, and kappa
+    column v minus column u. What this adds to ``delta`` is a sum of a few x y^T + y x^T: one product of thin matrices.
     """
 
     def __init__(self, a: Floats, b: Floats, linear: Floats, p: Ints) -> None:
@@ -258,7 +258,7 @@ class _Swaps:
         symmetric = np.array_equal(a, a.T) and np.array_equal(b, b.T)
         self.a = a[:, None] if symmetric else np.stack((a, a.T), 1)  # [N, K, N]
         self.b = np.stack((2 * b, self.bend_b) if symmetric else (b, b.T, self.bend_b), 1)  # [N, K + 1, N]
-        self.a_flat = np.ascontiguousarray(self.a.transpose(1, 2, 0).reshape(-1, n))  # [K N, N]
+        self.a_flat = self.a.transpose(1, 2, 0).reshape(-1, n)  # [K N, N]
         self.linear = np.ascontiguousarray(linear.T) if linear.any() else None
         k = self.a.shape[1]
         self.thin = np.zeros((walks, 3 * (k + 3), n))  # x, y, x again: delta changes by x^T y + y^T x
@@ -288,7 +288,7 @@ class _Swaps:
         bends = differences[:, k] - bend  # how the bend of B' changes in row u, and, negative, in row v
         y[:, k] = self.bend_a.take(u, 0) * bends + h
         y[:, k + 1] = self.bend_a.take(v, 0) * bends + h
-        y[:, k + 2] = -(x[:, :k] * y[:, :k]).sum(1) - d * h  # minus half of what T's diagonal gains twice
+        y[:, k + 2] = -(x[:, :k] * y[:, :k]).sum(1) - d * h  # T_rr and T_ss go on being subtracted
         np.matmul(self.thin[:, : 2 * width].transpose(0, 2, 1), self.thin[:, width:], out=self.added)
         self.delta += self.added
         self.p[w, u], self.p[w, v] = from_v, from_u
@@ -312,7 +312,7 @@ def _descend(a: Floats, b: Floats, linear: Floats, rng: np.random.Generator, ini
     values = np.array([_values(a, b, linear, p[None])[0] for p in starts])  # one by one: N may be large
     swaps = _Swaps(a, b, linear, starts[[values.argmin()]])
     for _ in range(int(DESCENT_WORK / n**2)):
-        u, v = np.divmod(swaps.delta.ravel().argmin(keepdims=True), n)
+        u, v = np.divmod(np.array([swaps.delta.argmin()]), n)
         change = swaps.delta[0, u, v]
         if change[0] >= -ROUNDING * _scale(a, b, linear):
             break
@@ -331,8 +331,9 @@ def _tabu(a: Floats, b: Floats, linear: Floats, rng: np.random.Generator, steps_
     starts = _starts(a, b, linear, min(TABU_FAQ, walks // 2), rng)
     p = np.concatenate((starts, [rng.permutation(n) for _ in range(walks - len(starts))]))
     pool, values = p[:0], np.empty(0)
+    penalty = 4 * _scale(a, b, linear)
     for done in range(0, steps, ROUND_STEPS * n):
-        found, reached = _walk(_Swaps(a, b, linear, p), min(ROUND_STEPS * n, steps - done), 4 * _scale(a, b, linear), rng)
+        found, reached = _walk(_Swaps(a, b, linear, p), min(ROUND_STEPS * n, steps - done), penalty, rng)
         # One permutation of each value: without this rule the pool soon holds copies of a few.
         values, first = np.unique(np.append(values, reached), return_index=True)
         pool, values = np.concatenate((pool, found))[first[:walks]], values[:walks]
@@ -362,7 +363,8 @@ def _walk(swaps: _Swaps, steps: int, penalty: float, rng: np.random.Generator) -
         lowest = delta.argmin(1)
         chosen = np.where(delta.take(everywhere + lowest) < best_value - swaps.value, lowest, chosen)
         u, v = np.divmod(chosen, n)
-        until[w, u, u], until[w, v, v] = (step + rng.integers(int(0.9 * n), int(1.1 * n) + 2, size=(2, walks))) * penalty
+        tenure = rng.integers(int(0.9 * n), int(1.1 * n) + 2, size=(2, walks))
+        until[w, u, u], until[w, v, v] = (step + tenure) * penalty
         until[w, u], until[w, v] = until[w, v], until[w, u]
         swaps.move(u, v, delta.take(everywhere + chosen))
         better = swaps.value < best_value
@@ -372,7 +374,7 @@ def _walk(swaps: _Swaps, steps: int, penalty: float, rng: np.random.Generator) -
 
 
 def _children(pool: Ints, count: int, rng: np.random.Generator) -> Ints:
-    """``count`` permutations, each with half of one parent's columns, as many as fit of another's, and three moved on."""
+    """``count`` permutations: half of one parent's columns, those of another that fit, the rest and three at random."""
     n = pool.shape[1]
     one, other = pool[rng.integers(len(pool), size=(2, count))]
     placed = rng.random((count, n)) < 0.5
@@ -382,7 +384,7 @@ def _children(pool: Ints, count: int, rng: np.random.Generator) -> Ints:
     fits = ~placed & ~np.take_along_axis(taken, other, 1)
     rows, _ = np.nonzero(fits)
     taken[rows, other[fits]] = True
-    children = np.where(placed, one, other)
+    children: Ints = np.where(placed, one, other)
     rows, free = np.nonzero(~taken)  # as many of a child as rows without a column
     children[~(placed | fits)] = free[np.lexsort((rng.random(len(free)), rows))]
     three = rng.random((count, n)).argsort(1)[:, :MOVED]
