@@ -149,9 +149,9 @@ def test_the_readmes_answer_is_made_of_the_records():
         ("SparseCLR", "10,000 instances"),
         ("SimCLR", "Conv-4, released form"),
     ]
-    assert (len(ps), sum(verdict == "yes" for _, _, verdict, *_ in answers)) == (14, 5)
+    assert (len(ps), sum(verdict == "yes" for _, _, verdict, *_ in answers)) == (18, 5)
     assert (
-        "In five of fourteen settings QARe's gain can be told from zero, and in three of these also after Holm's"
+        "In five of eighteen settings QARe's gain can be told from zero, and in three of these also after Holm's"
         in words
     )
     reached = [row[2] for row in settings([*probes.values()]).rows if row[0] == "A point on both encoders"]
@@ -163,9 +163,11 @@ def test_the_findings_are_made_of_the_records():
     found = groups(runs)
     named = {group.name: group for group in found}
     words = findings()
-    assert f"{len(runs):,} runs on CIFAR-10 (NVIDIA H200, bf16 but for three)" in words
+    small = sum(run.data == "cifar10" for run in runs)
+    counted = f"{len(runs):,} runs (NVIDIA H200, bf16 but for three), {small} on CIFAR-10 and {len(runs) - small} on"
+    assert counted in words
     assert sum(run.record["precision"] != "bfloat16" for run in runs) == 3
-    assert {run.data for run in runs} == {"cifar10"}
+    assert {run.data for run in runs} == {"cifar10", "cifar100"}
 
     def difference(group, base, term="", said=""):
         row = next(row for row in group.rows if (row.base, row.term, row.said) == (base, term, said))
@@ -178,6 +180,13 @@ def test_the_findings_are_made_of_the_records():
     assert "QARe adds {} to SimCLR and {} to SparseCLR with Conv-4,".format(*gains[0]) in words
     assert "{} and {} with ResNet-32;".format(*gains[1]) in words
     assert "as the paper is written, {} and {} with Conv-4.".format(*gains[2]) in words
+    hundred = [named[f"classification-{form}-cifar100-conv4"] for form in ("released", "paper")]
+    gains = [[difference(group, base, "qare") for base in BASES] for group in hundred]
+    assert "QARe adds {} to SimCLR (ten seeds) and {} to SparseCLR as released,".format(*gains[0]) in words
+    assert "{} and {} as the paper is written, where the paper".format(*gains[1]) in words
+    assert f"runs cannot tell: {gains[0][0]} to SimCLR as released, ten seeds." in words
+    assert len(hundred[0].plain("simclr").runs) == 10
+    assert f"SimCLR has {shown(hundred[0].plain('simclr').mean('probe_accuracy'))} as released (there 30.75)" in words
     clamps = [difference(group, base, "qare", ", weight 0") for base in BASES for group in (conv, residual)]
     of = "The clamp alone adds to SimCLR {} with Conv-4 and {} with ResNet-32; to SparseCLR {} with Conv-4 and {} with"
     assert of.format(*clamps) in words
@@ -230,4 +239,10 @@ def test_the_findings_are_made_of_the_records():
     more = [same[f"CIFAR-10, {encoder}, released form"] for encoder in ("Conv-4", "ResNet-32")]
     assert "{} points with Conv-4 and {} with ResNet-32, released form".format(*map(shown, more)) in words
     assert f"as the paper is written {shown(same['CIFAR-10, Conv-4, paper form'])}." in words
-    assert min(holm([gain.p for gain in same.values()])) > 0.05
+    adjusted = dict(zip(same, holm([gain.p for gain in same.values()]), strict=True))
+    assert [where for where, p in adjusted.items() if p < 0.05] == ["CIFAR-100, Conv-4, released form"]
+    assert f"released form, it is {shown(same['CIFAR-100, Conv-4, released form'])}, which stays" in words
+    sparse = {row[1]: row[3] for row in answered if row[0] == "SparseCLR beats SimCLR"}
+    above, around = (sparse[f"CIFAR-100, Conv-4, {form} form"] for form in ("released", "paper"))
+    assert f"SparseCLR is {shown(above)} above SimCLR as released (not after Holm's correction) and" in words
+    assert f"{shown(around)} as the paper is written; the paper has +1.29" in words

@@ -203,7 +203,7 @@ def test_bad_requests(stand_in, name, options, message):
 def test_a_missing_package_is_named_with_its_extra(monkeypatch, library):
     monkeypatch.setitem(sys.modules, library, None)
     monkeypatch.setitem(sys.modules, "torchvision.models", None)
-    with pytest.raises(ModuleNotFoundError, match=rf"expected the package {library}, got .*setwise\[backbones\]"):
+    with pytest.raises(ModuleNotFoundError, match=rf"the package {library}, got .*; pip install timm torchvision"):
         backbone(f"{library}/resnet18")
 
 

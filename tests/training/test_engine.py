@@ -263,7 +263,7 @@ def test_a_part_of_a_gpu_is_warned_of(monkeypatch):
     monkeypatch.delenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", raising=False)
     _check_share()
     monkeypatch.setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "30")
-    with pytest.warns(RuntimeWarning, match=r"to be unset, got 30: .* setwise help errors#mps"):
+    with pytest.warns(RuntimeWarning, match=r"to be unset, got 30: .* `setwise help errors#mps`"):
         _check_share()
 
 

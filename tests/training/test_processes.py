@@ -170,7 +170,7 @@ def loops(processes: Processes, folder: Path) -> dict[str, object]:
             stopped.append(error.signal)
     Engine.step = step
     found |= {"stopped": stopped, "saved": saved, "sizes": engine.sizes}
-    unfinished = folder / f"own-{processes.rank}" / ".checkpoint.safetensors.x"
+    unfinished = folder / f"own-{processes.rank}" / ".checkpoint.safetensors.abcd1234"
     unfinished.parent.mkdir()
     unfinished.touch()
     train(recipe, few(95), unfinished.parent, seed=1, how=how)
@@ -281,7 +281,7 @@ def test_two_processes_decide_together_and_one_writes(found):
     # They ask each other after the first, third and fifth step; the signals came after the second.
     before, after = [(0, 1), (0, 3), (1, 0), (1, 1), (1, 3)], [(2, 0), (2, 0)]
     assert first["saved"] == [*before, *after, *before, *after]
-    assert (second["saved"], second["written"], second["said"]) == ([], [".checkpoint.safetensors.x"], "")
+    assert (second["saved"], second["written"], second["said"]) == ([], [".checkpoint.safetensors.abcd1234"], "")
     assert first["sizes"] == [20, 20, 20, 20, 14], "one image is left out, the processes hold equal parts"
     assert first["written"] == [".lock", "checkpoint.safetensors", "metrics.csv", "metrics.jsonl"]
     assert first["said"].startswith("training: epoch 2/2  loss ")
