@@ -271,6 +271,6 @@ One view of 256 images of 32 × 32 is {two:.1f} times as fast as kornia's on two
 
 Mean gap to the optimum over {qaplib["seeds"]} seeds {mean["gap"]:.3f} % in {mean["seconds"]:.1f} s
 (at most {qaplib["most_seconds"]:.1f} s), {100 * mean["optimal"]:.0f} % of the runs optimal; scipy's FAQ
-{mean["scipy_gap"]:.1f} %, with random restarts in the same time {mean["scipy_restarts_gap"]:.2f} %. Expect worse of
-other problems: sparse random flows over random distances are the hardest, and some runs on them end a few per cent above.
+{mean["scipy_gap"]:.1f} %, with random restarts in the same time {mean["scipy_restarts_gap"]:.2f} %. Other
+problems are harder: with sparse random flows over random distances some runs end several per cent above the best known.
 """

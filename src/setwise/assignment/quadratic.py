@@ -31,7 +31,7 @@ TABU_LIMIT = 200  # beyond it a walk within the budget hardly leaves the first l
 TABU_WALKS = 64  # at N = 30 a step of 64 costs less than twice one of 16, and the pool they fill stays diverse
 TABU_ENTRIES = 83_000  # walks x N^2 at most (but four walks at least), so that they fit a core's cache
 TABU_STEPS = 300  # steps a row ...
-TABU_WORK = 3.5e8  # ... but walks x steps x N^2 at most: about a second
+TABU_WORK = 3.5e8  # ... but walks x steps x N^2 at most: 1 to 2 s
 TABU_FAQ = 8  # starts from Frank-Wolfe
 ROUND_STEPS = 10  # steps a row between two generations, and all there are before an exact search
 MOVED = 3  # rows of a child that swap columns at random
@@ -97,7 +97,7 @@ def solve_quadratic(
       - "exact": branch and bound with Gilmore-Lawler bounds, N <= 16. ``optimal`` is True.
       - "tabu": generations of short tabu walks, from Frank-Wolfe and random starts, then from children of the best;
         O(N^2) a step. (One core: 1 to 2 s. All of 28 QAPLIB instances to N = 36 solved from each of five seeds, see
-        ``benchmarks/quadratic.py``. Others are harder: sparse random ones at N = 30 may end a few % above the best.)
+        ``benchmarks/quadratic.py``. Others are harder: sparse random ones at N = 30 may end 8 % above the best.)
       - "faq": Frank-Wolfe over doubly stochastic matrices from a few starts, or from the permutation ``initial``
         alone, which the result is never worse than; then swaps of two while they help, at most 4e8 / N^2.
         (One core: N = 500 in 1 to 3 s, N = 2000 in 4 to 120 s, mostly in Frank-Wolfe's linear assignments.)
