@@ -149,9 +149,9 @@ def test_the_readmes_answer_is_made_of_the_records():
         ("SparseCLR", "10,000 instances"),
         ("SimCLR", "Conv-4, released form"),
     ]
-    assert (len(ps), sum(verdict == "yes" for _, _, verdict, *_ in answers)) == (18, 5)
+    assert (len(ps), sum(verdict == "yes" for _, _, verdict, *_ in answers)) == (19, 6)
     assert (
-        "In five of eighteen settings QARe's gain can be told from zero, and in three of these also after Holm's"
+        "In six of nineteen settings QARe's gain can be told from zero, and in three of these also after Holm's"
         in words
     )
     reached = [row[2] for row in settings([*probes.values()]).rows if row[0] == "A point on both encoders"]
@@ -187,6 +187,10 @@ def test_the_findings_are_made_of_the_records():
     assert f"runs cannot tell: {gains[0][0]} to SimCLR as released, ten seeds." in words
     assert len(hundred[0].plain("simclr").runs) == 10
     assert f"SimCLR has {shown(hundred[0].plain('simclr').mean('probe_accuracy'))} as released (there 30.75)" in words
+    deep = named["classification-released-cifar100-resnet32"]
+    gain, plain = difference(deep, "simclr", "qare"), shown(deep.plain("simclr").mean("probe_accuracy"))
+    assert f"With ResNet-32, as released, QARe adds {gain} to SimCLR ({plain}; there 40.18 and +1.02)" in words
+    assert f"On CIFAR-100 the released form adds {gain} to SimCLR with ResNet-32, three seeds (not after Holm's" in words
     clamps = [difference(group, base, "qare", ", weight 0") for base in BASES for group in (conv, residual)]
     of = "The clamp alone adds to SimCLR {} with Conv-4 and {} with ResNet-32; to SparseCLR {} with Conv-4 and {} with"
     assert of.format(*clamps) in words

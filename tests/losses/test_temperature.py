@@ -222,7 +222,7 @@ def test_on_a_gpu_the_same_without_a_wait(views, name):
     for got, want in zip(
         gradients, torch.autograd.grad(expected(*there), (*expected.parameters(), *there)), strict=True
     ):
-        assert (got.cpu().double() - want).norm() / want.norm() < 2e-3
+        assert (got.cpu().double() - want).norm() < 2e-3 * want.norm() + 1e-6  # one of them is 0
     with torch.no_grad():
         next(loss.parameters()).fill_(math.nan)
     assert loss(*here).isnan()

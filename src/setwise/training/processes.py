@@ -73,7 +73,7 @@ class _Sum(torch.autograd.Function):
 
 
 class _SharedNorm(nn.modules.batchnorm._BatchNorm):
-    """BatchNorm over the batch of all processes, on a CPU, where torch's SyncBatchNorm does not run."""
+    """BatchNorm over the batch of all processes, where torch's SyncBatchNorm does not run: on a CPU, above all."""
 
     def forward(self, input: Tensor) -> Tensor:
         if not self.training:
@@ -111,10 +111,11 @@ def share_norms(model: nn.Module, device: torch.device) -> None:
     Only its class changes, to one that inherits from its own: all else stays, be it frozen, without weights or hooked.
     """
     plain = nn.modules.batchnorm._BatchNorm
-    shared = _SharedNorm if device.type == "cpu" else nn.SyncBatchNorm
     for norm in model.modules():
-        if not isinstance(norm, plain) or isinstance(norm, shared):
+        if not isinstance(norm, plain) or isinstance(norm, (_SharedNorm, nn.SyncBatchNorm)):
             continue
+        # torch's own fails in bfloat16 where no statistics are kept ("Expected counts to have type BFloat16", 2.11).
+        shared = nn.SyncBatchNorm if device.type != "cpu" and norm.track_running_stats else _SharedNorm
         kind = type(norm)
         if kind.forward is not plain.forward:
             raise ValueError(
