@@ -30,8 +30,8 @@ CHUNK = 4096  # nodes of the search tree handled together: enough to hide Python
 TABU_LIMIT = 200  # beyond it a walk within the budget hardly leaves the first local optimum
 TABU_WALKS = 64  # at N = 30 a step of 64 costs less than twice one of 16, and the pool they fill stays diverse
 TABU_ENTRIES = 83_000  # walks x N^2 at most (but four walks at least), so that they fit a core's cache
-TABU_STEPS = 300  # steps a row ...
-TABU_WORK = 3.5e8  # ... but walks x steps x N^2 at most: 1 to 2 s
+TABU_STEPS = 330  # steps a row ...
+TABU_WORK = 4.6e8  # ... but walks x steps x N^2 at most: 1 to 1.8 s up to N = 36
 TABU_FAQ = 8  # starts from Frank-Wolfe
 ROUND_STEPS = 10  # steps a row between two generations, and all there are before an exact search
 MOVED = 3  # rows of a child that swap columns at random
