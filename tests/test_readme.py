@@ -190,7 +190,9 @@ def test_the_findings_are_made_of_the_records():
     deep = named["classification-released-cifar100-resnet32"]
     gain, plain = difference(deep, "simclr", "qare"), shown(deep.plain("simclr").mean("probe_accuracy"))
     assert f"With ResNet-32, as released, QARe adds {gain} to SimCLR ({plain}; there 40.18 and +1.02)" in words
-    assert f"On CIFAR-100 the released form adds {gain} to SimCLR with ResNet-32, three seeds (not after Holm's" in words
+    assert (
+        f"On CIFAR-100 the released form adds {gain} to SimCLR with ResNet-32, three seeds (not after Holm's" in words
+    )
     clamps = [difference(group, base, "qare", ", weight 0") for base in BASES for group in (conv, residual)]
     of = "The clamp alone adds to SimCLR {} with Conv-4 and {} with ResNet-32; to SparseCLR {} with Conv-4 and {} with"
     assert of.format(*clamps) in words

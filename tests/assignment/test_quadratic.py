@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from setwise.assignment import quadratic
+from setwise.assignment import heuristics, proof, quadratic
 from setwise.assignment.linear import solve_linear
 from setwise.assignment.quadratic import quadratic_objective, solve_quadratic
 
@@ -112,28 +112,28 @@ def test_search_finds_the_optimum_from_the_worst_start(seed: int) -> None:
     a, b, linear = problem(n, seed, whole=seed % 2 == 0)
     values = enumerate_values(a, b, linear)
     worst = np.array(list(permutations(range(n)))[values.argmax()])
-    found = quadratic._branch_and_bound(a.numpy(), b.numpy(), linear.numpy(), worst)
+    found = proof.branch_and_bound(a.numpy(), b.numpy(), linear.numpy(), worst)
     assert loops(a, b, linear, tuple(found)) == pytest.approx(values.min(), abs=1e-9)
 
 
 def test_small_chunks_search_the_same_tree(monkeypatch: pytest.MonkeyPatch) -> None:
     a, b, linear = (x.numpy() for x in problem(7, 3))
     worst = np.arange(7)
-    whole = quadratic._branch_and_bound(a, b, linear, worst)
-    monkeypatch.setattr(quadratic, "CHUNK", 3)
-    assert quadratic._branch_and_bound(a, b, linear, worst).tolist() == whole.tolist()
+    whole = proof.branch_and_bound(a, b, linear, worst)
+    monkeypatch.setattr(proof, "CHUNK", 3)
+    assert proof.branch_and_bound(a, b, linear, worst).tolist() == whole.tolist()
 
 
 def test_pair_bound_holds_and_is_tight_for_two_rows() -> None:
     a, b, _ = problem(5, 4)
     free = torch.tensor(list(permutations(range(5), 4))).sort(1).values.unique(dim=0)
-    least = quadratic._least_pairs(a[1:, 1:].numpy(), b.numpy(), free.numpy())
+    least = proof._least_pairs(a[1:, 1:].numpy(), b.numpy(), free.numpy())
     for k, columns in enumerate(free.tolist()):
         for p in permutations(range(4)):
             for r in range(4):
                 paid = sum(float(a[1 + r, 1 + s] * b[columns[p[r]], columns[p[s]]]) for s in range(4) if s != r)
                 assert least[k, r, p[r]] <= paid + 1e-12
-    two = quadratic._least_pairs(a[:2, :2].numpy(), b.numpy(), np.array([[1, 3]]))[0]
+    two = proof._least_pairs(a[:2, :2].numpy(), b.numpy(), np.array([[1, 3]]))[0]
     expected = [[a[0, 1] * b[1, 3], a[0, 1] * b[3, 1]], [a[1, 0] * b[1, 3], a[1, 0] * b[3, 1]]]
     np.testing.assert_allclose(two, np.array(expected, dtype=float))
 
@@ -187,17 +187,17 @@ def test_tabu_finds_a_hidden_tree(seed: int) -> None:
 
 def test_children_are_permutations_that_keep_what_parents_share(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
-    monkeypatch.setattr(quadratic, "MOVED", 0)
+    monkeypatch.setattr(heuristics, "MOVED", 0)
     one = rng.permutation(20)
     other = one.copy()
     other[:12] = rng.permutation(one[:12])
-    children = quadratic._children(np.stack((one, other)), 100, rng)
+    children = heuristics._children(np.stack((one, other)), 100, rng)
     assert (np.sort(children, 1) == np.arange(20)).all()
     assert (children[:, 12:] == one[12:]).all()
     mixed = (children[:, :12] != one[:12]).any(1) & (children[:, :12] != other[:12]).any(1)
     assert mixed.sum() > 20  # half of them have one parent twice
-    monkeypatch.setattr(quadratic, "MOVED", 3)
-    children = quadratic._children(one[None], 100, rng)
+    monkeypatch.setattr(heuristics, "MOVED", 3)
+    children = heuristics._children(one[None], 100, rng)
     assert (np.sort(children, 1) == np.arange(20)).all()
     assert ((children != one).sum(1) == 3).all()
 
@@ -232,7 +232,7 @@ def test_heuristics_on_tiny_problems(method: str, n: int) -> None:
 
 
 def test_initial_permutation_is_kept_where_it_is_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quadratic, "_frank_wolfe", lambda a, *_: np.arange(len(a)))  # wherever that may lead
+    monkeypatch.setattr(heuristics, "_frank_wolfe", lambda a, *_: np.arange(len(a)))  # wherever that may lead
     for seed in range(8):
         a, b, linear = problem(6, seed)
         best = torch.tensor(list(permutations(range(6)))[enumerate_values(a, b, linear).argmin()])
@@ -244,7 +244,7 @@ def test_swap_changes_are_differences_of_the_objective() -> None:
     a, b, linear = problem(n, 5)
     rng = np.random.default_rng(0)
     starts = np.stack([rng.permutation(n) for _ in range(walks)])
-    swaps = quadratic._Swaps(a.numpy(), b.numpy(), linear.numpy(), starts)
+    swaps = heuristics._Swaps(a.numpy(), b.numpy(), linear.numpy(), starts)
     for _ in range(25):  # moves that share rows with the one before, and moves that do not
         delta = swaps.delta.copy()  # what a move changes is added to it
         for k in range(walks):
@@ -265,13 +265,13 @@ def test_swap_changes_are_differences_of_the_objective() -> None:
 
 def test_tabu_takes_a_forbidden_swap_rather_than_none(monkeypatch: pytest.MonkeyPatch) -> None:
     moves = []
-    move = quadratic._Swaps.move
+    move = heuristics._Swaps.move
 
     def record(self, u, v, change) -> None:
         moves.append(bool((u != v).all() and np.isfinite(change).all()))
         move(self, u, v, change)
 
-    monkeypatch.setattr(quadratic._Swaps, "move", record)
+    monkeypatch.setattr(heuristics._Swaps, "move", record)
     solve_quadratic(*problem(2, 6), method="tabu")  # one swap only, and it is forbidden most of the time
     assert len(moves) > 100
     assert all(moves)
@@ -280,7 +280,7 @@ def test_tabu_takes_a_forbidden_swap_rather_than_none(monkeypatch: pytest.Monkey
 def test_frank_wolfe_sees_the_linear_term() -> None:
     linear = torch.rand(30, 30, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
     zero, barycentre = np.zeros((30, 30)), np.full((30, 30), 1 / 30)
-    found = quadratic._frank_wolfe(zero, zero, linear.numpy(), barycentre)
+    found = heuristics._frank_wolfe(zero, zero, linear.numpy(), barycentre)
     assert found.tolist() == solve_linear(linear).tolist()
 
 
