@@ -34,7 +34,7 @@ def milliseconds(encoder: str, k: int, device: torch.device, steps: int = 300) -
     def step() -> None:
         method.zero_grad()
         with torch.autocast("cuda", torch.bfloat16):
-            z = method.head(method.encoder(engine.batch(samples).pair(method.views)))
+            z = method.head(method.encoder(engine.batch(samples).view(method.views, count=2)))
         z.float().square().mean().backward()
 
     run = captured(step, torch.cuda.graph_pool_handle())

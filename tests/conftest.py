@@ -1,8 +1,11 @@
 """Shared by all tests: one thread, the same examples every time, seeded embeddings, CUHK-03 in small."""
 
+import importlib
 import shutil
+import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -76,3 +79,18 @@ def write_mat():
             file.write(b"MATLAB 7.3 MAT-file, Platform: GLNXA64".ljust(124) + b"\x00\x02IM")
 
     return write
+
+
+@pytest.fixture
+def package() -> Callable[[str], ModuleType]:
+    """The module of that name, which need not be installed; a skip with the reason where it does not import."""
+
+    def find(name: str) -> ModuleType:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # their own, about each other
+                return importlib.import_module(name)
+        except (ImportError, RuntimeError) as error:  # the latter: a torchvision built for another torch
+            pytest.skip(f"needs {name}, which does not import here: {error}")
+
+    return find

@@ -4,17 +4,23 @@ import errno
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
+from dataclasses import fields, replace
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 from PIL import Image
 
+import setwise.register as register
 from setwise import demo
 from setwise.bench.step import RECIPES, _steps_of_run
 from setwise.cli import main
 from setwise.experiments.recipes import recipe
+from setwise.recipe import flat
+from setwise.trainer import RunArguments, divide
 
 
 def test_demo_learns_and_leaves_a_page(tmp_path, capsys, monkeypatch):
@@ -99,7 +105,10 @@ def bash_script(tmp_path_factory):
         ("setwise pre", {"pretrain"}),
         ("setwise data fe", {"fetch"}),
         ("setwise reproduce table1 --dr", {"--dry-run"}),
-        ("setwise pretrain --bet", {"--beta"}),
+        ("setwise pretrain --objective.temp", {"--objective.temperature"}),
+        ("setwise pretrain --ter", {"--term"}),
+        ("setwise pretrain --lr", {"--lr"}),
+        ("setwise pretrain --encoder resnet3", {"resnet32", "resnet34"}),
         (
             "setwise pretrain --recipe released/digits-conv4-simc",
             {"released/digits-conv4-simclr", "released/digits-conv4-simclr-qare"},
@@ -134,10 +143,130 @@ def test_the_help_of_every_command_says_what_it_does(capsys):
 
 
 def help_of(command, capsys):
-    with pytest.raises(SystemExit) as stopped:
+    try:
         main([*command, "--help"])
-    assert not stopped.value.code
+    except SystemExit as stopped:
+        assert not stopped.code  # noqa: PT017
     return capsys.readouterr().out
+
+
+def test_the_help_of_a_recipe_has_a_line_for_every_field(capsys):
+    found = recipe("released/digits-conv4-simclr-qare")
+    lines = help_of(["pretrain", "--recipe", "released/digits-conv4-simclr-qare", "--epochs", "7"], capsys).splitlines()
+    shown = {line.split()[0]: line for line in lines if line.startswith("  --")}
+    for path in flat(found.tree()):
+        option = "--data" if path == "data.source" else f"--{path.replace('_', '-')}"
+        assert path == "about" or option.removesuffix(".name").removesuffix(".preset") in shown, path
+    assert found.about in " ".join(lines)
+    assert shown["--objective.temperature"].split()[1] == "0.5"
+    assert shown["--epochs"].split()[1] == "7"
+    assert "dense, lowrank" in shown["--objective.terms.qare.spectrum"]
+    for name, entries in (("--encoder", register.encoder), ("--objective.loss", register.loss)):
+        assert all(entry in shown[name] for entry in entries)
+    for one in fields(RunArguments):
+        assert {f"--{one.name.replace('_', '-')}", f"--no-{one.name}"} & set(shown)
+    assert all(len(line.split()) > 2 for line in shown.values())
+
+
+def test_a_command_line_is_divided():
+    words = divide(
+        shlex.split("photos --seed 3 --lr=0.5 --no-evaluate --use a.py b.py --resume --term gap=10 --use c.py")
+    )
+    assert words.run == {
+        "seed": 3,
+        "evaluate": False,
+        "use": (Path("a.py"), Path("b.py"), Path("c.py")),
+        "resume": True,
+    }
+    assert words.changes == {"data.source": "photos", "lr": "0.5"}
+    assert words.terms == [{"term": "gap", "weight": "10"}]
+    words = divide(shlex.split("--drop-last --no-center --shift -1 --term none --term qare --out o"))
+    assert words.changes == {"drop_last": "true", "center": "false", "shift": "-1"}
+    assert words.terms == [{"term": "qare"}]
+    assert words.run == {"out": Path("o")}
+    assert divide(["--resume=false"]).run == {"resume": False}
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("--seed x", "expected --seed to be a whole number, got 'x'"),
+        ("--seed", "expected a value after --seed, got none"),
+        ("--temprature 1", "got 'temprature'; did you mean 'temperature'"),
+        ("--encoder resnt32", "did you mean 'resnet32'"),
+        ("--lr x", "expected lr to be a number, got 'x'"),
+        ("--epochs", "expected epochs to be a whole number"),
+        ("--term", "expected --term NAME=WEIGHT"),
+        ("--term qaer=1", "did you mean 'qare'"),
+        ("--term qare=x", "expected weight to be a number, got 'x'"),
+        ("--beta 1", "expected --term qare=WEIGHT, got --beta"),
+        ("-x", "got '-x' too"),
+        ("one two", "one source of data, got 'two' too"),
+        ("--recipe paper/digits", "did you mean paper/digits-"),
+        ("--recipe nothing.toml", "nothing.toml"),
+        ("--use nothing.py", "expected a Python file"),
+        ("--method matching", "which is for `setwise match`"),
+        ("--encoder no_such_module:net", "can be imported"),
+    ],
+)
+def test_a_bad_option_is_one_line(typed, said):
+    with pytest.raises(SystemExit) as stopped:
+        main(["pretrain", *typed.split()])
+    assert re.fullmatch(f"setwise: .*{re.escape(said)}.*", stopped.value.code)
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """What the command line would train by."""
+    met = []
+    monkeypatch.setattr("setwise.trainer._run", lambda recipe, name, place, given: met.append((recipe, name, given)))
+    return met
+
+
+def test_a_recipe_is_printed_edited_and_given_back(tmp_path, capsys, runs):
+    main(["recipes", "paper/digits-conv4-simclr-qare"])
+    text = capsys.readouterr().out
+    mine = tmp_path / "mine.toml"
+    mine.write_text(text.replace("temperature = 0.05", "temperature = 0.1"))
+    main(["pretrain", "--recipe", str(mine), "--lr", "0.5", "--seed", "3"])
+    (found, name, given), named = runs[0], recipe("paper/digits-conv4-simclr-qare")
+    assert found == named.changed({"objective.temperature": 0.1, "optimizer.lr": 0.5})
+    assert (name, given.seed) == (f"{mine} (changed)", 3)
+    mine.write_text("temperature = ")
+    with pytest.raises(SystemExit, match="expected a recipe in TOML"):
+        main(["pretrain", "--recipe", str(mine)])
+
+
+def test_terms_replace_the_recipes_and_keep_their_options(runs):
+    name = "released/digits-conv4-simclr-qare"
+    main(["pretrain", "--recipe", name, "--term", "qare=0.25"])
+    main(["pretrain", "--recipe", name, "--term", "gap=10", "--term", "frobenius"])
+    main(["pretrain", "--recipe", name, "--term", "none"])
+    weighed, others, none = (found.objective.terms for found, *_ in runs)
+    assert [weighed[0]] == [replace(recipe(name).objective.terms[0], weight=0.25)]
+    assert [(one.term.name, one.weight) for one in others] == [("gap", 10.0), ("frobenius", 1.0)]
+    assert none == ()
+
+
+def test_a_file_of_ones_own_adds_a_term(tmp_path, runs, monkeypatch, capsys):
+    monkeypatch.setattr(register.term, "_entries", dict(register.term._entries))
+    (tmp_path / "ideas.py").write_text(
+        "import setwise as sw\n"
+        "@sw.register.term('tight', about='Items are near.')\n"
+        "def tight(z_a, z_b, *, power: float = 2.0): return (z_a - z_b).abs().pow(power).mean()\n"
+    )
+    main(["pretrain", "--use", str(tmp_path / "ideas.py"), "--term", "tight=2", "--power", "3"])
+    assert runs[0][0].objective.terms[0].term["power"] == 3.0
+    main(["recipes"])
+    assert "tight" in capsys.readouterr().out
+
+
+def test_recipes_say_what_there_is_to_choose_from(capsys):
+    main(["recipes"])
+    said = capsys.readouterr().out
+    for kind in ("method", "loss", "term", "encoder", "views", "optimizer", "schedule", "logger"):
+        assert all(f"  {entry.name:24} {entry.about}" in said for entry in getattr(register, kind).values())
+    assert len(said.splitlines()) < 100
 
 
 def test_help_does_not_wait_for_torch():
@@ -257,7 +386,7 @@ def test_bench_step_measures_other_methods(tmp_path, capsys, monkeypatch):
     methods = ["supervised", "rotation", "deepcluster", "deepinfomax"]
     assert rows["conv4"]["methods"] == {f"paper/cifar10-conv4-{name}": 0.5 * 50_000 / 2000 for name in methods}
     assert rows["matching"]["methods"] == {}
-    assert [it.method for it in met] == ["simclr", *methods, "matching"]
+    assert [it.method.name for it in met] == ["contrastive", *methods, "matching"]
     assert "an epoch of other methods: supervised 12.50 s, rotation" in " ".join(capsys.readouterr().out.split())
 
 
@@ -291,14 +420,12 @@ def test_lists_with_commas_or_without(tmp_path, capsys, seeds):
 
 def test_recipes_are_found_by_a_part_of_their_name(capsys):
     main(["recipes", "digits-conv4-simclr"])
-    found = capsys.readouterr().out.split()
+    found = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     assert "paper/digits-conv4-simclr-qare" in found
     assert all("digits-conv4-simclr" in name for name in found)
     main(["recipes", "DIGITS-conv4-simclr"])
-    assert capsys.readouterr().out.split() == found
-    with pytest.raises(
-        SystemExit, match="expected a part of a recipe's name, got 'nothing'; `setwise recipes` lists all"
-    ):
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == found
+    with pytest.raises(SystemExit, match="expected the name of a recipe, got 'nothing'.*`setwise recipes` lists"):
         main(["recipes", "nothing"])
 
 

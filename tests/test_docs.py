@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import subprocess
+import tomllib
 from pathlib import Path
 
 import markdown
@@ -14,12 +15,15 @@ import torch
 import yaml
 
 import setwise as sw
+import setwise.register as register
 from setwise import cli
 from setwise.checks import see
 from setwise.evaluation.export import export
 from setwise.experiments import records
-from setwise.experiments.recipes import RECIPES
+from setwise.experiments.recipes import CELLS, recipe
 from setwise.losses.presets import PRESETS
+from setwise.recipe import Recipe, to_toml
+from setwise.registry import Registry
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
@@ -41,6 +45,20 @@ def blocks(text, language=""):
 
 def python_blocks(path):
     return blocks(path.read_text(), "python")
+
+
+@pytest.fixture(autouse=True)
+def registries():
+    """What pages and commands register is forgotten afterwards."""
+    known = [x for x in vars(register).values() if isinstance(x, Registry)]
+    before = [dict(x._all()) for x in known]
+
+    def restore():
+        for one, entries in zip(known, before, strict=True):
+            one._entries = dict(entries)
+
+    yield restore
+    restore()
 
 
 def test_the_readme_example_runs(capsys):
@@ -97,7 +115,7 @@ def parse(monkeypatch):
         *("setwise.experiments.runs.choose_device", "setwise.experiments.runs.export", "setwise.demo.run"),
         *("setwise.experiments.report.report", "setwise.experiments.reproduce.reproduce"),
         *(f"setwise.data.manage.{x}" for x in ("show_list", "fetch_and_tell", "check_and_tell")),
-        "setwise.views.preview.write_preview",
+        *("setwise.views.preview.write_preview", "setwise.experiments.own_runs.report_runs"),
     ):
         monkeypatch.setattr(place, begin)
 
@@ -118,19 +136,40 @@ def commands(text):
     text = text.replace("\\\n", "")
     lines = [line.partition("#")[0].strip() for block in blocks(text) for line in block.splitlines()]
     lines += re.findall(r"`(setwise [^`\n]+)`", text)
+    lines = [line.partition(" > ")[0] for line in lines]
     lines = [re.sub(r"^torchrun .* -m setwise\.cli", "setwise", line).replace("$beta", "0.5") for line in lines]
     return [line for line in lines if line.startswith("setwise ") and not re.search(r"\b[A-Z]+\b|\.\.\.|·|…", line)]
 
 
 @pytest.mark.parametrize("path", WRITTEN, ids=name_of)
-def test_commands_parse(path, parse):
+def test_commands_parse(path, parse, registries, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.toml").write_text(to_toml(recipe("paper/digits-conv4-simclr").tree()))
+    Path("examples").symlink_to(ROOT / "examples")
+    registered = "".join(block for block in python_blocks(path) if "@sw.register" in block)
     for command in commands(path.read_text()):
+        if own := re.search(r"--use (\w+\.py)", command):
+            Path(own[1]).write_text(f"import torch\nimport setwise as sw\n{registered}")
         parse(command)
+        registries()
+
+
+@pytest.mark.parametrize("path", [path for path in PAGES if blocks(path.read_text(), "toml")], ids=name_of)
+def test_toml_on_the_pages_is_read(path):
+    for block in blocks(path.read_text(), "toml"):
+        table = tomllib.loads(block)
+        assert "project" in table or Recipe.read(table)
 
 
 def test_commands_that_are_wrong_do_not_parse(parse, capsys):
     assert len(commands((ROOT / "README.md").read_text())) > 8
-    for wrong in ("setwise pretrian", "setwise pretrain --betta 1", "setwise reproduce table7", "setwise data fetch"):
+    for wrong in (
+        "setwise pretrian",
+        "setwise pretrain --beta 1",
+        "setwise pretrain --epoch 1",
+        "setwise reproduce table7",
+        "setwise data fetch",
+    ):
         with pytest.raises(ValueError, match="expected a command of setwise"):
             parse(wrong)
     capsys.readouterr()
@@ -315,7 +354,7 @@ def test_the_results_page_is_made_of_the_records(tmp_path):
     for name, shift in (("paper/digits-conv4-simclr", 0.0), ("paper/digits-conv4-simclr-qare", 0.01)):
         for seed in (1, 2):
             final = {"probe_accuracy": 0.5 + shift * seed}
-            record = {"format": records.FORMAT, "name": name, "recipe": RECIPES[name].as_json(), "seed": seed}
+            record = {"format": records.FORMAT, "name": name, "recipe": recipe(name).tree(), "seed": seed}
             place = tmp_path / "runs" / name / f"seed-{seed}.json"
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_text(json.dumps(record | {"final": final, "epochs": []}))
@@ -329,4 +368,4 @@ def test_the_results_page_is_made_of_the_records(tmp_path):
 def test_pages_name_real_recipes():
     for path in WRITTEN:
         for name in re.findall(r"\b((?:paper|released|modern|setwise)/[a-z0-9]+-[a-z0-9-]+)\b", path.read_text()):
-            assert name in RECIPES or name in PRESETS, (path.name, name)
+            assert name in CELLS or name in PRESETS, (path.name, name)

@@ -12,7 +12,7 @@ import setwise as sw
 
 NUMBER = re.compile(r"-?\d+\.\d*(?:e[+-]?\d+)?")
 FINDER = doctest.DocTestFinder(exclude_empty=True)
-ROOMS = ("similarity", "assignment", "losses", "encoders", "data", "views", "evaluation")
+ROOMS = ("similarity", "assignment", "losses", "encoders", "data", "views", "methods", "evaluation", "front")
 PUBLIC = {
     f"{module.__name__}.{name}": getattr(module, name)
     for module in (sw, sw.functional, sw.assignment)
@@ -46,7 +46,8 @@ class Near(doctest.OutputChecker):
 
 
 @pytest.mark.parametrize("name", sorted(EXAMPLES))
-def test_the_example_is_true(name):
+def test_the_example_is_true(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     said = []
     runner = doctest.DocTestRunner(checker=Near(), verbose=False)
     runner.run(EXAMPLES[name], out=said.append, clear_globs=False)

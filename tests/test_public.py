@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import setwise as sw
+from setwise.methods import Batch
 from setwise.losses.controls import FrobeniusProduct
 
 z_a, z_b = torch.randn(2, 8, 4)
@@ -64,6 +65,30 @@ data = sw.data.load("digits", split="train")
 assert_type(data, sw.data.ImageSet)
 encoder: nn.Module = sw.encoders.create("conv4", channels=1)
 views: sw.views.Views = sw.views.preset("self-supervised", mean=data.mean, std=data.std)
+
+
+@sw.register.term("spread", about="Push all items apart.")
+def spread(z_a: Tensor, z_b: Tensor, *, scale: float = 1.0) -> Tensor:
+    return scale * own_loss(z_a, -z_b)
+
+
+assert_type(spread(z_a, z_b, scale=2.0), Tensor)  # still the function that it was
+
+
+@sw.register.method("mine", about="A method of one's own.")
+class Mine(sw.Method):
+    def __init__(self, parts: sw.Parts, *, momentum: float = 0.99) -> None:
+        super().__init__()
+        self.encoder, self.loss = parts.encoder, parts.loss()
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        a, b = self.encoder(batch.view(sw.views.preset("none"), count=2)).chunk(2)
+        return {"loss": own_loss(a, b)}
+
+
+run = sw.pretrain("digits", terms={"qare": 0.5}, changes={"epochs": 1})
+assert_type(run.embed(data.images), Tensor)
+assert_type(sw.load_run(run.folder).encoder, nn.Module)
 assert_type(sw.__version__, str)
 sw.InfoNCE(tempreature=0.5)  # type: ignore[call-arg]  # an unused one of these is an error
 sw.NoSuchLoss  # type: ignore[attr-defined]

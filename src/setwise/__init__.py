@@ -14,14 +14,18 @@ from setwise.version import __version__
 
 if TYPE_CHECKING:
     from setwise._public import *
+    from setwise.front import load_run as load_run
+    from setwise.front import pretrain as pretrain
 
 __all__ = [
     "PRESETS",
     "AssignmentLoss",
     "InfoNCE",
     "Matching",
+    "Method",
     "NTLogistic",
     "NTXent",
+    "Parts",
     "QARe",
     "SetContrastive",
     "SparseCLR",
@@ -32,9 +36,12 @@ __all__ = [
     "distributed",
     "encoders",
     "functional",
+    "load_run",
     "match",
     "matching_accuracy",
     "presets",
+    "pretrain",
+    "register",
     "views",
 ]
 
@@ -43,9 +50,14 @@ if not TYPE_CHECKING:  # there, every name has a type of its own
 
     def __getattr__(name: str) -> object:
         """Everything is imported with the first name that is asked for: `setwise --help` does not wait for torch."""
+        found = globals()
+        if name in ("load_run", "pretrain"):  # the losses work without what training needs
+            import setwise.front as front
+
+            found[name] = getattr(front, name)
+            return found[name]
         import setwise._public as public
 
-        found = globals()
         found.update({one: getattr(public, one) for one in __all__ if hasattr(public, one)})
         if name not in found:
             raise AttributeError(f"module 'setwise' has no attribute {name!r}")

@@ -7,6 +7,7 @@
 import setwise.assignment as assignment
 import setwise.data as data
 import setwise.encoders as encoders
+import setwise.register as register
 import setwise.views as views
 from setwise.assignment import matching_accuracy as matching_accuracy
 from setwise.evaluation.matching import Matching as Matching
@@ -23,3 +24,5 @@ from setwise.losses.modules import TripletMargin as TripletMargin
 from setwise.losses.parallel import distributed as distributed
 from setwise.losses.presets import PRESETS as PRESETS
 from setwise.losses.presets import presets as presets
+from setwise.methods.method import Method as Method
+from setwise.methods.method import Parts as Parts

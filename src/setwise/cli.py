@@ -18,7 +18,7 @@ import tyro
 from tyro.extras import SubcommandApp
 
 from setwise.terminal import visible
-from setwise.trainer import DEFAULT_RECIPE, Device, RecipeName, Root, say_final, trainer
+from setwise.trainer import ABOUT, Device, Root, completed, say_final, train
 from setwise.version import __version__
 
 T = TypeVar("T")
@@ -30,8 +30,9 @@ START = (
     "  setwise pretrain --epochs 20 --out runs/first    train on the embedded digits, in seconds\n"
     "  setwise probe runs/first                         evaluate that run again\n"
     "  setwise export runs/first                        its encoder, for others\n"
-    "  setwise recipes conv4                            names of the paper's experiments\n"
-    "  setwise pretrain --recipe NAME --help            every number of one, to be changed\n"
+    "  setwise recipes                                  what there is to choose from\n"
+    "  setwise recipes NAME > mine.toml                 a recipe as a file: change it, then\n"
+    "  setwise pretrain --recipe mine.toml              train by it\n"
     "  setwise help                                     pages on how to do things, and on errors\n"
     "  setwise --version                                which one this is\n\n"
     "A run's folder has its record, its metrics and its checkpoint; a run that was stopped goes on with --resume."
@@ -136,10 +137,7 @@ def data_check(name: Name, root: Root = None) -> None:
 def data_preview(
     name: Name,
     root: Root = None,
-    views: Annotated[
-        Literal["self-supervised", "modern", "supervised", "flip", "matching", "none"],
-        tyro.conf.arg(help="preset of augmentations"),
-    ] = "self-supervised",
+    views: Annotated[str, tyro.conf.arg(help="preset; `setwise recipes` lists them")] = "self-supervised",
     images: Annotated[int, tyro.conf.arg(help="how many images, drawn at random")] = 8,
     columns: Annotated[int, tyro.conf.arg(help="views of each")] = 8,
     seed: int = 0,
@@ -153,38 +151,17 @@ def data_preview(
 
 @app.command(name="recipes")
 def list_recipes(
-    like: Annotated[str, tyro.conf.Positional, tyro.conf.arg(help="show only names that contain this")] = "",
+    name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(help="print this one as a file, or find its name")] = "",
+    use: Annotated[tuple[Path, ...], tyro.conf.arg(help="Python files that register more")] = (),
 ) -> None:
-    """Names of the recipes for pretrain and match; `setwise pretrain --recipe NAME --help` shows every number in it."""
-    from setwise.experiments.recipes import RECIPES
+    """Print a recipe as a TOML file to be changed, or say which there are and what one is made of."""
+    from setwise.recipes_page import show
 
-    found = [name for name in RECIPES if like.lower() in name]
-    if not found:
-        sys.exit(f"setwise: expected a part of a recipe's name, got {like!r}; `setwise recipes` lists all")
-    _told(lambda: print("\n".join(found)))
+    _told(lambda: show(name, use))
 
 
-@app.command(name="pretrain")
-def pretrain_help(recipe: RecipeName = DEFAULT_RECIPE["pretrain"]) -> None:
-    """Train an encoder by a recipe, probe it, write its record: any number of the recipe can be changed."""
-    raise AssertionError("main() takes this command itself: its options are those of the recipe")
-
-
-@app.command(name="match")
-def match_help(recipe: RecipeName = DEFAULT_RECIPE["match"]) -> None:
-    """Learn to match two views of the same identities, match the test split, write its record and a page."""
-    raise AssertionError("main() takes this command itself: its options are those of the recipe")
-
-
-def _train(command: str, args: list[str]) -> None:
-    """`setwise pretrain` and `match`: the recipe is read first, its numbers are the defaults of the other options."""
-    name = DEFAULT_RECIPE[command]
-    for i, word in enumerate(args):
-        if word == "--recipe" and i + 1 < len(args):
-            name = args[i + 1]
-        elif word.startswith("--recipe="):
-            name = word.removeprefix("--recipe=")
-    _told(lambda: tyro.cli(trainer(command, name), prog=f"setwise {command}", args=args))
+for _command in ABOUT:  # main() takes these itself: their options are those of a recipe
+    app.command(name=_command, help=ABOUT[_command])(lambda: None)
 
 
 @app.command(name="reproduce")
@@ -246,13 +223,28 @@ def _fig_time(results: Path, scratch: Path, device: str, dry_run: bool) -> None:
 
 @app.command(name="report")
 def write_report(
+    runs: Annotated[
+        tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(help="folders of runs; the paper's tables if none")
+    ] = (),
+    where: Annotated[tuple[str, ...], tyro.conf.arg(help="only runs with FIELD=VALUE in their recipe")] = (),
+    by: Annotated[tuple[str, ...], tyro.conf.arg(help="fields to group by; those that differ if none")] = (),
     results: Annotated[Path, tyro.conf.arg(help="folder of `setwise reproduce`'s records")] = Path("results"),
     out: Annotated[Path, tyro.conf.arg(help="folder for index.html, tables as .md and .csv")] = Path("out/report"),
+    use: Annotated[tuple[Path, ...], tyro.conf.arg(help="Python files that register tables of your own")] = (),
 ) -> None:
-    """A page and its tables from all records: what set-level terms add, with intervals, beside the paper's numbers."""
+    """A page and its tables: of any runs, grouped by what differs, or of the paper's, with its numbers and claims."""
+    import setwise.register as register
+    from setwise.experiments.own_runs import report_runs
     from setwise.experiments.report import report
 
-    files = _told(lambda: report(results, out))
+    def make() -> list[Path]:
+        for path in use:
+            register.load_file(path)
+        if not runs and (where or by):
+            raise ValueError("expected folders of runs for --where and --by, got none; `setwise report runs/ --by lr`")
+        return report_runs(runs, out, where=where, by=by) if runs else report(results, out)
+
+    files = _told(make)
     print(f"{files[0]}, and {len(files) - 1} files of tables beside it")
 
 
@@ -318,15 +310,10 @@ def show_page(
 def print_completion(
     shell: Annotated[Literal["bash", "zsh", "fish"], tyro.conf.Positional, tyro.conf.arg(help="yours")],
 ) -> None:
-    """Print what lets a shell complete commands, options and recipes; bash: `source <(setwise completion bash)`."""
-    from setwise.experiments.recipes import RECIPES
-
+    """Print what lets a shell complete commands and options; bash: `source <(setwise completion bash)`."""
     whole = deepcopy(app)
-    for command, default in DEFAULT_RECIPE.items():
-        made = trainer(command, default)
-        names = tuple(name for name, one in RECIPES.items() if (one.method == "matching") == (command == "match"))
-        made.__annotations__["recipe"] = Literal.__getitem__(names)
-        whole.command(name=command)(made)
+    for command in ABOUT:
+        whole.command(name=command)(completed(command))
     whole.cli(prog="setwise", args=["--tyro-print-completion", shell])
 
 
@@ -370,8 +357,8 @@ def main(args: list[str] | None = None) -> None:
         if args == ["--version"]:
             return print(f"setwise {__version__}")
         _check_command(args)
-        if args and args[0] in DEFAULT_RECIPE:
-            _train(args[0], args[1:])
+        if args and args[0] in ABOUT:
+            _told(lambda: train(args[0], args[1:]))
         else:
             app.cli(prog="setwise", description=START, args=_spread(args))
     except KeyboardInterrupt:

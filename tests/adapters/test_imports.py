@@ -17,15 +17,14 @@ def test_importing_setwise_imports_no_adapter():
 
 
 @pytest.mark.parametrize(
-    ("adapter", "package", "wanted"),
+    ("code", "package", "wanted"),
     [
-        ("metric_learning", "pytorch_metric_learning", "pytorch-metric-learning"),
-        ("backbones", "timm", "timm torchvision"),
+        ("import setwise.adapters.metric_learning", "pytorch_metric_learning", "pytorch-metric-learning"),
+        ("import setwise as sw; sw.encoders.create('timm/resnet18')", "timm", "timm torchvision"),
     ],
 )
-def test_a_missing_package_is_named_with_the_way_to_get_it(adapter, package, wanted):
-    code = f"import sys; sys.modules[{package!r}] = None; from setwise.adapters import {adapter}; "
-    code += "adapter.backbone('timm/resnet18')".replace("adapter", adapter) if adapter == "backbones" else ""
+def test_a_missing_package_is_named_with_the_way_to_get_it(code, package, wanted):
+    code = f"import sys; sys.modules[{package!r}] = None; {code}"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stderr
     assert f"ModuleNotFoundError: expected the package {package}, got" in shown
     assert f"; pip install {wanted}, see `setwise help other-libraries#" in shown

@@ -1,19 +1,23 @@
 """Encoders: sizes known from the papers, shapes, initial weights."""
 
+import sys
+
 import pytest
 import torch
 from torch import nn
 
 import setwise as sw
+import setwise.register as register
+from setwise.recipe import Recipe
 
 
 def size(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-@pytest.mark.parametrize("name", sw.encoders.NAMES)
+@pytest.mark.parametrize("name", [name for name in register.encoder if not name.endswith("/")])
 def test_features_of_images(name):
-    model = sw.encoders.create(name, stem="cifar").eval()
+    model = sw.encoders.create(name).eval()
     features = model(torch.randn(2, 3, 32, 32))
     assert features.shape == (2, model.features)
     assert sw.encoders.create(name, channels=1)(torch.randn(2, 1, 32, 32)).shape == (2, model.features)
@@ -26,10 +30,10 @@ def plain(block: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize(("name", "stem"), [("conv4", "cifar"), ("resnet8", "cifar"), ("resnet18", "imagenet")])
-def test_features_are_those_of_the_layers_one_by_one(name, stem, training):
+@pytest.mark.parametrize("name", ["conv4", "resnet8", "resnet18"])
+def test_features_are_those_of_the_layers_one_by_one(name, training):
     torch.manual_seed(0)
-    model, images = sw.encoders.create(name, stem=stem).double().train(training), torch.randn(3, 3, 32, 32).double()
+    model, images = sw.encoders.create(name).double().train(training), torch.randn(3, 3, 32, 32).double()
     if name == "conv4":
         expected = model.blocks(images)
     else:
@@ -91,7 +95,7 @@ def test_initial_weights_are_the_released_codes():
 
 def test_initial_weights_as_the_paper_says():
     torch.manual_seed(0)
-    model = sw.encoders.create("resnet8", initial="xavier")
+    model = sw.encoders.create("resnet8", weights="xavier")
     for layer, both_fans in ((model.blocks[1].conv1, 9 * (16 + 32)), (model.project, 64 + 64)):
         bound = (6 / both_fans) ** 0.5
         assert 0.98 * bound < layer.weight.abs().max() <= bound
@@ -113,7 +117,70 @@ def test_errors():
         sw.encoders.CifarResNet(18)
     with pytest.raises(ValueError, match="expected depth 18 or 34, got 50"):
         sw.encoders.ResNet(50)
-    with pytest.raises(ValueError, match="expected stem to be one of"):
-        sw.encoders.create("resnet18", stem="small")
+    with pytest.raises(ValueError, match="expected stem, one of imagenet, cifar, got 'cifra'; did you mean 'cifar'"):
+        sw.encoders.create("resnet18", stem="cifra")
+    with pytest.raises(
+        ValueError, match="expected an option of 'conv4', one of weights, got 'weight'; did you mean 'wei"
+    ):
+        sw.encoders.create("conv4", weight="xavier")
+    with pytest.raises(ValueError, match="expected an option of 'timm/resnet18'.*did you mean 'pretrained'"):
+        sw.encoders.create("timm/resnet18", pretrain=True)
     with pytest.raises(ValueError, match="expected channels to be None or a positive integer, got 0"):
         sw.encoders.create("conv4", channels=0)
+
+
+@pytest.fixture
+def ideas(tmp_path, monkeypatch):
+    """A module of a user's, with an encoder of each form; gone afterwards."""
+    text = """
+from torch import nn
+
+class Flat(nn.Sequential):
+    def __init__(self, channels, width=4, *, scale: float = 1.0):
+        super().__init__(nn.Flatten(), nn.Linear(64 * channels, width))
+        self.features, self.scale = width, scale
+
+class Same(Flat):
+    pass
+
+def with_more(channels, **others):
+    return Flat(channels, **others)
+
+def silent(channels):
+    return nn.Linear(1, 1)
+
+number = 3
+"""
+    (tmp_path / "setwise_test_ideas.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(register.encoder, "_entries", dict(register.encoder._entries))
+    yield "setwise_test_ideas"
+    sys.modules.pop("setwise_test_ideas", None)
+
+
+def test_an_encoder_of_ones_own(ideas):
+    found = sw.encoders.create(f"{ideas}:Flat", channels=2, width=6, scale="0.5")
+    assert (found(torch.zeros(3, 2, 8, 8)).shape, found.scale) == ((3, 6), 0.5)
+    assert sw.encoders.create(f"{ideas}:Same", channels=1).features == 4
+    assert sw.encoders.create(f"{ideas}:with_more", channels=1).features == 4
+    for name, said in (
+        ("silent", "whose attribute `features` says how many it gives, got Linear"),
+        ("number", "to be a function that makes the encoder, got int"),
+        ("Flet", "module:function that can be imported, got .*no attribute 'Flet'"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            sw.encoders.create(f"{ideas}:{name}")
+    with pytest.raises(ValueError, match="expected width to be a whole number, got 'wide'"):
+        sw.encoders.create(f"{ideas}:Flat", width="wide")
+
+
+def test_a_file_imports_nothing(ideas):
+    """A recipe or a checkpoint may come from anyone."""
+    tree = {"encoder": {"name": f"{ideas}:Flat", "width": 6}}
+    with pytest.raises(ValueError, match=r"expected the encoder to be registered, .* files import nothing: name it"):
+        Recipe.read(tree)
+    assert ideas not in sys.modules
+    register.encoder.trust(f"{ideas}:Flat")  # a person named it
+    recipe = Recipe.read(tree)
+    assert Recipe.read(recipe.tree()) == recipe
+    assert recipe.encoder.options == {"width": 6, "scale": 1.0}

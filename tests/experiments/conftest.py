@@ -1,24 +1,31 @@
 """Hand-made records, shaped as those of real runs."""
 
 import json
-from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
 import pytest
 
 from setwise.experiments import records
-from setwise.experiments.jobs import Job
+from setwise.experiments.jobs import Job, weighed, with_loss
 from setwise.experiments.page import Page
 from setwise.experiments.recipes import recipe
 
 
 @pytest.fixture
 def keep(tmp_path):
-    """Writes a record into results/: final in shares of one, ``about`` replaces what the record says of itself."""
+    """Writes a record into results/: final in shares of one, ``about`` replaces what the record says of itself.
 
-    def write(name, seed, final, *, variant="", about=None, **changes):
-        job = Job(name, replace(recipe(name), **changes), seed, variant)
+    ``loss`` is another preset's, ``beta`` the weight of the set-level term, ``changes`` are of other fields.
+    """
+
+    def write(name, seed, final, *, variant="", about=None, loss=None, beta=None, **changes):
+        made = recipe(name).changed(changes)
+        if loss is not None:
+            made = with_loss(made, loss, beta)
+        elif beta is not None:
+            made = weighed(made, beta)
+        job = Job(name, made, seed, variant)
         path = job.record(tmp_path / "results")
         path.parent.mkdir(parents=True, exist_ok=True)
         epochs = [{"epoch": i, "loss": 3.0 / i, "pairwise": 2.0 / i, "val_accuracy": seed * i / 100} for i in (1, 2, 3)]
@@ -27,7 +34,7 @@ def keep(tmp_path):
         found = {
             "format": records.FORMAT,
             "name": name,
-            "recipe": job.recipe.as_json(),
+            "recipe": job.recipe.tree(),
             "seed": seed,
             "precision": "float32",
             "commit": "0123abc",

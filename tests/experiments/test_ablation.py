@@ -6,17 +6,18 @@ from scipy.stats import ttest_1samp
 from setwise.experiments.ablation import ablation_answer, ablation_table, bests_of
 from setwise.experiments.collected import collect, groups
 from setwise.experiments.jobs import expand
+from setwise.experiments.objectives import preset_of, weight_of
 from setwise.experiments.tables import shown
 
 
 def test_the_ablation_in_words_the_best_first(tmp_path, keep):
     jobs = expand("ablation", data="cifar10", seeds=(1, 2))
-    gains = {"ablation/simclr-noshift": (2.0, 2.2), "ablation/simclr-cold": (-1.0, -1.4), None: (0.0, 0.0)}
+    gains = {"ablation/simclr-noshift": (2.0, 2.2), "ablation/simclr-cold": (-1.0, -1.4), "released/simclr": (0.0, 0.0)}
     for job in jobs:
         if job.seed < 3:
-            changed = job.recipe.loss if job.recipe.loss != "released/simclr" else None
-            gain = gains.get(changed, (0.1, 0.1))[job.seed - 1] - (job.recipe.beta or 0) / 100
-            changes = {"loss": job.recipe.loss, "beta": job.recipe.beta, "validation": 5000}
+            loss, beta = preset_of(job.recipe), weight_of(job.recipe)
+            gain = gains.get(loss, (0.1, 0.1))[job.seed - 1] - (beta or 0) / 100
+            changes = {"loss": loss, "beta": beta, "validation": 5000}
             final = {"probe_accuracy": 0.6 + gain / 100, "knn20_accuracy": 0.5 + gain / 200}
             keep(job.name, job.seed, final, variant=job.variant, **changes)
     (group,) = groups(collect(tmp_path / "results")[0])
@@ -30,7 +31,7 @@ def test_the_ablation_in_words_the_best_first(tmp_path, keep):
     means = [row[4].mean for row in table.rows[1:]]
     assert means == sorted(means, reverse=True)
     assert [row[6].mean for row in table.rows[1:]] == pytest.approx([mean / 2 for mean in means])
-    least = min(job.recipe.beta for job in jobs if job.recipe.beta)
+    least = min(filter(None, (weight_of(job.recipe) for job in jobs)))
     assert table.rows[1][:2] == ["QARe without the +1 shift", f"{least:g}"]
     expected = ttest_1samp([2.0 - least / 100, 2.2 - least / 100], 0).confidence_interval(0.95)
     assert (table.rows[1][4].low, table.rows[1][4].high) == pytest.approx((expected.low, expected.high))

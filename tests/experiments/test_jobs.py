@@ -1,7 +1,6 @@
 """What a table expands to, and the time that it takes."""
 
 import json
-from dataclasses import replace
 
 import pytest
 import torch
@@ -9,9 +8,11 @@ import torch
 from setwise.data import load
 from setwise.experiments import records
 from setwise.experiments.jobs import expand
+from setwise.experiments.objectives import preset_of, weight_of
 from setwise.experiments.recipes import recipe as find
 from setwise.experiments.reproduce import IMAGES, estimate, listing, reproduce
 from setwise.experiments.runs import splits
+from setwise.recipe import flat
 
 CPU = torch.device("cpu")
 
@@ -29,7 +30,7 @@ def test_table_1_has_all_rows_and_more_seeds_of_infonce():
     assert len({job.record(records.Path("x")) for job in jobs}) == len(jobs)
     assert {job.seed for job in expand("table1", data="cifar10", seeds=(1,))} == {1}, "what was asked for, no more"
     large = expand("table1", data="cifar10", seeds=(1,), instances=10_000, only=("triplet",))
-    assert {job.recipe.instances for job in large} == {10_000}
+    assert {job.recipe.data.instances for job in large} == {10_000}
     assert not {job.record(records.Path("x")) for job in large} & {job.record(records.Path("x")) for job in jobs}
 
 
@@ -39,25 +40,25 @@ def test_the_other_tables_and_the_time_they_take(tmp_path):
     }
     assert len(names) == 2 * 2 * 9  # forms, encoders, methods
     beta = expand("fig-beta", data="cifar10", seeds=(1, 2, 3))
-    assert sorted({job.recipe.beta for job in beta}) == [i / 8 for i in range(16)]
+    assert sorted({weight_of(job.recipe) for job in beta}) == [i / 8 for i in range(16)]
     assert len(beta) == 2 * 16 * 3
     for data in ("cifar10", "cifar100", "tiny-imagenet"):  # each has weights of its own
         whole = expand(("table2", "table3", "fig-beta", "shortfall", "ablation"), data=data)
-        assert len({(job.recipe, job.seed) for job in whole}) == len(whole), "no run is made under two names"
+        assert len({(str(job.recipe), job.seed) for job in whole}) == len(whole), "no run is made under two names"
     ablation = expand("ablation", data="cifar10")
     for job in ablation:
-        assert (job.recipe.validation, job.recipe.encoder) == (5000, "conv4")
-        kind, weight = job.variant.removeprefix("validation").strip("-"), job.recipe.beta
+        assert (job.recipe.data.validation, job.recipe.encoder.name) == (5000, "conv4")
+        kind, weight = job.variant.removeprefix("validation").strip("-"), weight_of(job.recipe)
         loss = {"": "released/simclr", "clamp-qare": "released/simclr-qare"}
         kind = kind if weight is None else kind.removesuffix(f"-{weight:g}")
-        assert job.recipe.loss == loss.get(kind, f"ablation/simclr-{kind}")
+        assert preset_of(job.recipe) == loss.get(kind, f"ablation/simclr-{kind}")
     assert {job.seed for job in ablation} == {1, 2, 3, 4, 5}
-    assert len({job.recipe for job in ablation}) == len(ablation) / 5, "no recipe under two names"
+    assert len({str(job.recipe) for job in ablation}) == len(ablation) / 5, "no recipe under two names"
     both = expand(("table2", "table3"), data="cifar10")
     assert {job.name for job in both} == names
     controls = [job for job in both if job.variant == "beta-0"]
     assert {job.name for job in controls} == {f"released/cifar10-{x}-sparseclr-qare" for x in ("conv4", "resnet32")}
-    assert {job.recipe.beta for job in controls} == {0.0}
+    assert {weight_of(job.recipe) for job in controls} == {0.0}
     assert len(both) == 3 * (len(names) + 2), "what two tables share is run once"
     assert [job.seed for job in both[: 3 * 28]] == [1] * 28 + [2] * 28 + [3] * 28, "the first table first"
     with pytest.raises(ValueError, match="expected runs with 'conv5' in their name, got none"):
@@ -70,7 +71,7 @@ def test_the_other_tables_and_the_time_they_take(tmp_path):
     assert estimate(jobs, tmp_path) == pytest.approx([200 * 391 * 0.5e-3] * 4)
     assert estimate(expand("table2", data="cifar10", only=("conv4-random",)), tmp_path) == [0] * 6
     others = expand("table2", data="cifar10", seeds=(1,), only=("paper/cifar10-conv4-deepinfomax", "conv4-rotation"))
-    assert [job.recipe.method for job in others] == ["rotation", "rotation", "deepinfomax"]
+    assert [job.recipe.method.name for job in others] == ["rotation", "rotation", "deepinfomax"]
     assert estimate(others, tmp_path) == [None] * 3, "another method takes another time"
     row["methods"] = {"paper/cifar10-conv4-deepinfomax": 0.7, "paper/cifar10-conv4-rotation": 0.25}  # an epoch
     (tmp_path / "bench-step-x.json").write_text(json.dumps({"encoders": {"conv4": row}}))
@@ -123,12 +124,12 @@ def test_the_best_of_an_ablation_is_confirmed_on_fresh_seeds(tmp_path, keep):
             final, short = {"probe_accuracy": accuracy}, {"epochs": 4, "validation": 5000}
             keep(name, seed, final, variant=f"short-{word}", **short, **changes)
     jobs = expand("confirm", seeds=(1, 2), results=tmp_path / "results")
-    found = {(job.recipe.encoder, job.recipe.loss, job.recipe.beta) for job in jobs}
+    found = {(job.recipe.encoder.name, preset_of(job.recipe), weight_of(job.recipe)) for job in jobs}
     losses = {("released/simclr", None), ("ablation/simclr-mean", None), ("ablation/simclr-gap", 10.0)}
     assert found == {(encoder, *loss) for encoder in ("conv4", "resnet32") for loss in losses}
-    seeds = {encoder: {job.seed for job in jobs if job.recipe.encoder == encoder} for encoder in ("conv4", "resnet32")}
+    seeds = {name: {job.seed for job in jobs if job.recipe.encoder.name == name} for name in ("conv4", "resnet32")}
     assert seeds == {"conv4": {11, 12}, "resnet32": {1, 2}}, "no run of ResNet-32 has chosen anything"
-    assert {job.recipe.validation for job in jobs} == {0}
+    assert {job.recipe.data.validation for job in jobs} == {0}
     assert len({job.record(tmp_path) for job in jobs}) == len(jobs) == 12
     with pytest.raises(ValueError, match="expected records of `setwise reproduce ablation --data cifar100` below"):
         expand("confirm", data="cifar100", results=tmp_path / "results")
@@ -138,20 +139,20 @@ def test_what_could_keep_resnet32_below_the_paper():
     jobs = expand("shortfall", seeds=(1,))
     plain = find("released/cifar10-resnet32-simclr")
     assert jobs[0].recipe == plain
-    different = [
-        [key for key, value in job.recipe.as_json().items() if value != plain.as_json()[key]] for job in jobs[1:]
-    ]
-    assert [set(names) for names in different] == [
-        {"loss"},
+    before = flat(plain.tree())
+    different = [{path for path, x in flat(job.recipe.tree()).items() if before[path] != x} for job in jobs[1:]]
+    assert different == [
+        {"objective.reduction"},
         {"epochs"},
-        *({"epochs", name} for name in ("loss", "initial", "drop_last", "views")),
+        *({"epochs", name} for name in ("objective.reduction", "encoder.weights", "drop_last")),
+        {"epochs", *(f"views.{name}" for name in ("preset", "brightness", "contrast", "saturation", "hue"))},
         *({"epochs"}, {"epochs", "precision"}),
     ]
     assert {job.recipe.epochs for job in jobs} == {200, 50, 20}
 
 
 def test_choosing_on_a_part_of_the_training_set():
-    kept = replace(find("released/digits-conv4-simclr"), validation=100)
+    kept = find("released/digits-conv4-simclr").changed({"validation": 100})
     train, test = splits(kept, None)
     whole, _ = splits(find("released/digits-conv4-simclr"), None)
     assert (len(train), len(test)) == (1197, 100)
@@ -159,4 +160,4 @@ def test_choosing_on_a_part_of_the_training_set():
     again, _ = splits(kept, None)
     assert torch.equal(train.labels, again.labels)
     with pytest.raises(ValueError, match="expected validation below the 1297 images, got 1297"):
-        splits(replace(kept, validation=1297), None)
+        splits(kept.changed({"validation": 1297}), None)

@@ -18,6 +18,7 @@ from setwise.data.sets import split_sizes
 from setwise.evaluation import load_encoder
 from setwise.experiments import matching, records, runs
 from setwise.experiments.recipes import recipe as find
+from setwise.recipe import Recipe
 from setwise.training import checkpoint
 from setwise.training.engine import Engine
 from setwise.training.loop import How
@@ -94,7 +95,7 @@ def test_the_best_epoch_is_chosen_by_validation_and_its_weights_are_kept(run):
 
 def test_the_test_accuracy_by_other_means(run):
     """Embeddings by hand from the kept weights, scipy's assignment of numpy's distances."""
-    recipe = matching.Recipe.from_json(records.read(run)["recipe"])
+    recipe = Recipe.read(records.read(run)["recipe"])
     data = load_matched("digits", split="test", seed=0, instances=400)
     method = methods.create(recipe, data)
     method.load_state_dict(load_file(run / matching.BEST))
@@ -113,7 +114,7 @@ def test_the_test_accuracy_by_other_means(run):
 
 
 def test_a_stopped_run_ends_like_a_whole_one(run, tmp_path, monkeypatch):
-    recipe = matching.Recipe.from_json(records.read(run)["recipe"])
+    recipe = Recipe.read(records.read(run)["recipe"])
     data = matching.matching_data(recipe, None)
     original = matching.match
     calls = 0
@@ -188,7 +189,7 @@ def test_no_epochs_measure_the_untrained_encoder(tmp_path):
     main([*SMALL, "--instances", "100", "--epochs", "0", "--out", str(tmp_path), "--seed", "3"])
     record = records.read(tmp_path)
     assert (record["epochs"], record["final"]["best_epoch"]) == ([], 0)
-    recipe = matching.Recipe.from_json(record["recipe"])
+    recipe = Recipe.read(record["recipe"])
     data = matching.matching_data(recipe, None)
     found = matching.match(*matching.embed(matching.untrained(recipe, data.train, 3), data.test, CPU))
     assert record["final"]["rank10"] == found.rank[10]
@@ -207,7 +208,7 @@ def test_held_out_sets_are_those_of_the_folder_whatever_its_name(tmp_path, name,
         (source / split / "a").mkdir(parents=True)
         for i in range(count):
             Image.fromarray(rng.integers(0, 255, (8, 8, 3), dtype=np.uint8)).save(source / split / "a" / f"{i}.png")
-    recipe = matching.Recipe(data=str(source), method="matching", loss="paper/matching-infonce", views="matching")
+    recipe = find("paper/cifar10-matching-infonce").changed({"data": str(source), "instances": None})
     data = matching.matching_data(recipe, None)
     assert [len(one) for one in data.held_out] == [len(data.test)] * held_out
 
@@ -217,7 +218,7 @@ def test_a_damaged_test_folder_is_not_taken_for_none(tmp_path):
         (tmp_path / split / "a").mkdir(parents=True)
     for i in range(6):
         Image.new("RGB", (8, 8)).save(tmp_path / "train" / "a" / f"{i}.png")
-    recipe = matching.Recipe(data=str(tmp_path), method="matching", loss="paper/matching-infonce", views="matching")
+    recipe = find("paper/cifar10-matching-infonce").changed({"data": str(tmp_path), "instances": None})
     with pytest.raises(ValueError, match="expected images as .*test"):
         matching.matching_data(recipe, None)
 
@@ -225,7 +226,7 @@ def test_a_damaged_test_folder_is_not_taken_for_none(tmp_path):
 def test_commands_and_recipes_fit(tmp_path):
     with pytest.raises(SystemExit, match=r"expected a recipe for `setwise pretrain`, got method 'matching'"):
         main(["pretrain", "--recipe", "paper/digits-matching-infonce", "--out", str(tmp_path)])
-    with pytest.raises(SystemExit, match=r"expected a recipe for `setwise match`, got method 'simclr'"):
+    with pytest.raises(SystemExit, match=r"expected a recipe for `setwise match`, got method 'contrastive'"):
         main(["match", "--recipe", "paper/digits-conv4-simclr", "--out", str(tmp_path)])
 
 
@@ -233,6 +234,6 @@ def test_of_equal_epochs_the_first_is_kept(tmp_path, monkeypatch):
     kept, keep = [], Engine.keep
     monkeypatch.setattr(matching, "matching_accuracy", lambda *pair: 0.5)
     monkeypatch.setattr(Engine, "keep", lambda engine: (kept.append(engine.epoch + 1), keep(engine)))
-    recipe = replace(find("paper/digits-matching-infonce"), epochs=2, batch=32, instances=100)
+    recipe = find("paper/digits-matching-infonce").changed({"epochs": 2, "batch": 32, "instances": 100})
     record = matching.run_matching(recipe, tmp_path, name="x", seed=1, how=How(CPU, quiet=True))
     assert kept == [record["final"]["best_epoch"]] == [1]

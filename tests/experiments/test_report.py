@@ -247,7 +247,7 @@ def test_hostile_records_stay_words(tree_of, keep, tmp_path):
     }
     path = keep("paper/cifar10-conv4-simclr", 1, {"probe_accuracy": 0.5}, about=about)
     record = json.loads(path.read_text())
-    record["recipe"] |= {HOSTILE: HOSTILE, "loss": HOSTILE + STEERING, "long": "x" * 300}
+    record["recipe"] |= {"about": HOSTILE, "data": {"source": HOSTILE + STEERING + "x" * 300}}
     path.write_text(json.dumps(record))
     (path.parent / "<b>.json").write_text("{}")
     (path.parent / "\x1b[31mred\u202e.json").write_text("{}")

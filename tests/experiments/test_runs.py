@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,32 +26,22 @@ from setwise.experiments.recipes import recipe
 from setwise.recipe import Recipe
 from setwise.training import checkpoint, surroundings
 
-SMALL = ["--device", "cpu", "--quiet", "--epochs", "2", "--probe-epochs", "20"]
+SMALL = ["--device", "cpu", "--quiet", "--epochs", "2", "--probe.epochs", "20"]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("run") / "it"
-    main(
-        [
-            "pretrain",
-            "--recipe",
-            "paper/digits-conv4-simclr-qare",
-            *SMALL,
-            "--seed",
-            "4",
-            "--out",
-            str(out),
-            "--tensorboard",
-        ]
-    )
+    name = "paper/digits-conv4-simclr-qare"
+    main(["pretrain", "--recipe", name, *SMALL, "--seed", "4", "--out", str(out), *("--logger", "tensorboard")])
     return out
 
 
 def test_a_record_says_everything(folder):
     record = json.loads((folder / "record.json").read_text())
     assert record["name"] == "paper/digits-conv4-simclr-qare (changed)"
-    assert (record["seed"], record["recipe"]["epochs"], record["recipe"]["beta"]) == (4, 2, 1.0)
+    assert (record["seed"], record["recipe"]["epochs"]) == (4, 2)
+    assert [(one["term"], one["weight"]) for one in record["recipe"]["objective"]["terms"]] == [("qare", 1.0)]
     assert set(record["versions"]) == {"setwise", "python", "torch", "numpy", "scipy"}
     assert record["hardware"]["device"] == "cpu"
     assert record["data"] == {"name": "digits", "train": 1297, "test": 500}
@@ -163,6 +154,28 @@ def test_checkpoints_that_lack_something_are_refused(folder, tmp_path, change, s
             main(command)
 
 
+@pytest.mark.parametrize(
+    ("part", "name", "reason"),
+    [
+        ("encoder", "foreign_module:make", "import nothing"),
+        ("method", "foreign_module:make", "import nothing"),
+        ("encoder", "resnet-32", "did you mean 'resnet32'"),
+        ("method", "unheard-of", "expected the method to be registered"),
+    ],
+)
+def test_a_checkpoint_of_what_is_not_here_is_refused_and_imports_nothing(
+    folder, tmp_path, monkeypatch, part, name, reason
+):
+    (tmp_path / "foreign_module.py").write_text("raise RuntimeError('it was imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    found = checkpoint.load(folder)
+    tree = found.recipe.tree() | {part: {"name": name}}
+    checkpoint.save(tmp_path / "checkpoint.safetensors", replace(found, recipe=SimpleNamespace(tree=lambda: tree)))
+    for command in ("probe", "export"):
+        with pytest.raises(SystemExit, match=f"cannot read .*{reason}"):
+            main([command, str(tmp_path)])
+
+
 def test_a_checkpoint_that_claims_huge_images_is_not_believed(folder, tmp_path):
     found = checkpoint.load(folder)
     claim = replace(found, data=found.data | {"shape": [1, 2**20, 2**20]})
@@ -187,7 +200,7 @@ def test_classes_that_were_not_trained_on_are_not_tested_on(tmp_path, capsys):
         for shot in (0, 1, 5, 6):
             image = Image.fromarray(rng.integers(0, 255, (8, 4, 3), dtype=np.uint8))
             image.save(people / f"{i:03d}_{shot:02d}.png")
-    run = ["pretrain", "--data", str(people), "--root", str(tmp_path), *SMALL, "--epochs", "1", "--probe-epochs", "1"]
+    run = ["pretrain", "--data", str(people), "--root", str(tmp_path), *SMALL, "--epochs", "1", "--probe.epochs", "1"]
     out = tmp_path / "run"
     for command in ([*run, "--out", str(out)], ["probe", str(out), "--root", str(tmp_path), "--device", "cpu"]):
         with pytest.raises(SystemExit, match=r"test split of cuhk03 to have the classes .* use `setwise match`"):
@@ -202,18 +215,7 @@ def test_classes_that_were_not_trained_on_are_not_tested_on(tmp_path, capsys):
 
 def test_without_an_evaluation_there_need_not_be_a_test_split(tmp_path):
     write_images(tmp_path / "photos" / "train" / "all", 12)
-    run = [
-        "pretrain",
-        "--data",
-        str(tmp_path / "photos"),
-        "--device",
-        "cpu",
-        "--epochs",
-        "1",
-        "--batch",
-        "4",
-        "--quiet",
-    ]
+    run = ["pretrain", str(tmp_path / "photos"), "--device", "cpu", "--epochs", "1", "--batch", "4", "--quiet"]
     main([*run, "--no-evaluate", "--out", str(tmp_path / "run")])
     assert records.read(tmp_path / "run")["data"] == {"name": "photos", "train": 12}
     with pytest.raises(SystemExit, match=r"a folder test or val in .*photos, .* --validation N .* --no-evaluate"):
@@ -224,7 +226,7 @@ def test_a_test_split_may_lack_a_class(tmp_path):
     write_images(tmp_path / "train" / "a", 3)
     write_images(tmp_path / "train" / "b", 3)
     write_images(tmp_path / "test" / "b", 2)
-    train_set, test_set = runs.splits(Recipe(data=str(tmp_path), loss="paper/simclr"), None)
+    train_set, test_set = runs.splits(Recipe.read({"data": {"source": str(tmp_path)}}), None)
     runs.check_classes(train_set, test_set)
     assert test_set.labels.tolist() == [1, 1]
     with pytest.raises(ValueError, match="to have the classes of its training split, got others"):
@@ -235,7 +237,7 @@ def test_a_folder_is_not_told_by_its_name(tmp_path):
     data = tmp_path / "tiny-imagenet"
     for split, count in (("train", 4), ("test", 3), ("val", 2)):
         write_images(data / split / "a", count)
-    _, test_set = runs.splits(Recipe(data=str(data), loss="paper/simclr"), None)
+    _, test_set = runs.splits(Recipe.read({"data": {"source": str(data)}}), None)
     assert (test_set.split, len(test_set)) == ("test", 3)
 
 
@@ -280,7 +282,7 @@ def test_a_run_on_a_folder_is_found_and_checked_from_anywhere(tmp_path, monkeypa
     command = ["pretrain", *SMALL, "--epochs", "1", "--batch", "6", "--out", "run"]
     main([*command, "--data", "photos"])
     record = json.loads((tmp_path / "run" / "record.json").read_text())
-    assert record["recipe"]["data"] == "photos"
+    assert record["recipe"]["data"]["source"] == "photos"
     assert set(record["final"]) == {"probe_accuracy"}  # 12 images have no 20 neighbours
     main([*command, "--data", "photos/", "--resume"])
     monkeypatch.chdir("/")
@@ -309,18 +311,8 @@ def test_data_of_other_channels_are_not_probed_on(folder, tmp_path):
 
 
 def test_supervised_and_random_runs(tmp_path):
-    main(
-        [
-            "pretrain",
-            "--recipe",
-            "released/digits-conv4-supervised",
-            *SMALL,
-            "--epochs",
-            "4",
-            "--out",
-            str(tmp_path / "s"),
-        ]
-    )
+    name = "released/digits-conv4-supervised"
+    main(["pretrain", "--recipe", name, *SMALL, "--epochs", "4", "--out", str(tmp_path / "s")])
     final = records.read(tmp_path / "s")["final"]
     assert final["classifier_accuracy"] > 0.3
     main(
@@ -339,18 +331,20 @@ def test_mistakes_are_one_line(tmp_path):
     out = ["--out", str(tmp_path / "x")]
     for words, said in (
         (["pretrain", "--recipe", "paper/digits-conv5-simclr", *out], "did you mean paper/digits-conv4-simclr"),
-        (["pretrain", "--method", "rotation", *out], "expected no loss and no beta"),
+        (["pretrain", "--method", "rotation", "--term", "qare=1", *out], "expected a method with an objective"),
         (["pretrain", "--data", "cifar11", *out], "did you mean 'cifar10'"),
         (["pretrain", "--device", "gpu", *out], "expected a device such as auto, cpu or cuda, got 'gpu'"),
         (["pretrain", "--device", "meta", *out], "expected a device that this torch can use, got 'meta'"),
         (["probe", str(tmp_path)], "expected a checkpoint at"),
         (["export", str(tmp_path)], "expected a checkpoint at"),
         (["probe", str(tmp_path), "--fine-tune", "--fine-tune-epochs", "0"], "expected fine_tune_epochs to be"),
-        (["pretrain", "--split-seed", str(2**70), *out], r"expected split_seed from 0 to 2\^63 - 1"),
+        (["pretrain", "--split-seed", str(2**70), *out], r"split_seed from 0 to 2\^63 - 1"),
     ):
         with pytest.raises(SystemExit, match=said):
             main(words)
     assert not (tmp_path / "x").exists()
+    with pytest.raises(SystemExit, match="expected epochs = 0 for method 'random'"):
+        main(["pretrain", "--recipe", "released/digits-conv4-random", "--epochs", "3", *out])
     with pytest.raises(SystemExit, match="out of memory .*; a smaller batch or network needs less"):
         main(["pretrain", "--hidden", str(10**12), "--quiet", "--device", "cpu", *out])
 
@@ -367,11 +361,11 @@ def test_records_of_others_are_refused(tmp_path):
 def test_a_record_of_the_first_version_has_its_place(tmp_path):
     first = Path(__file__).with_name("record-1.json")
     named = recipe("paper/digits-conv4-simclr-qare")
-    job = Job("paper/digits-conv4-simclr-qare", replace(named, epochs=1, probe_epochs=2), 1)
+    job = Job("paper/digits-conv4-simclr-qare", named.changed({"epochs": 1, "probe.epochs": 2}), 1)
     job.record(tmp_path).parent.mkdir(parents=True)
     shutil.copy(first, job.record(tmp_path))
     job.check(tmp_path)
-    assert Recipe.from_json(records.read(first)["recipe"]) == job.recipe
+    assert Recipe.read(records.read(first)["recipe"]) == replace(job.recipe, about="")
     ((run,), aside) = collect(tmp_path)
     assert (aside, run.seed, run.changed) == ([], 1, "epochs 1, probe_epochs 2")
 

@@ -1,7 +1,6 @@
 """The spectra and the negatives' weights, against autograd, scipy and entmax."""
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ from scipy.stats import entropy
 import setwise as sw
 from setwise.data import load
 from setwise.experiments import structure
+from setwise.experiments.jobs import with_loss
 from setwise.experiments.recipes import recipe as find
 from setwise.experiments.runs import pretrain
 from setwise.training.engine import Engine
@@ -93,7 +93,7 @@ def test_no_direction_is_left_out():
 
 @pytest.mark.parametrize("name", ["features", "center", "qare"])
 def test_what_the_term_acts_on_is_kept_where_it_is_not_the_embeddings(name):
-    recipe = replace(find("released/digits-conv4-simclr"), loss=f"ablation/simclr-{name}", beta=1.0, batch=64)
+    recipe = with_loss(find("released/digits-conv4-simclr").changed({"batch": 64}), f"ablation/simclr-{name}", 1.0)
     engine = Engine(recipe, load("digits", split="train"), seed=1, device=CPU)
     seen = []
     engine.method.encoder.register_forward_hook(lambda *found: seen.append(found[-1]))
@@ -119,7 +119,8 @@ def test_what_the_term_acts_on_is_kept_where_it_is_not_the_embeddings(name):
 
 
 def test_a_run_is_the_same_with_and_without_looking(tmp_path):
-    recipe = replace(find("released/digits-conv4-sparseclr-qare"), epochs=3, batch=64, probe_epochs=1)
+    changes = {"epochs": 3, "batch": 64, "evaluation.probe.epochs": 1}
+    recipe = find("released/digits-conv4-sparseclr-qare").changed(changes)
     record = pretrain(recipe, tmp_path / "a", name="x", seed=1, how=How(CPU, quiet=True))
     _, last = train(recipe, load("digits", split="train"), tmp_path / "b", seed=1, how=How(CPU, quiet=True))
     rows = [json.loads(line) for line in (tmp_path / "a" / "metrics.jsonl").read_text().splitlines()]

@@ -123,11 +123,11 @@ def test_other_settings_are_other_tables(tmp_path, keep):
 def test_a_record_that_is_older_than_a_field(tmp_path, keep):
     path = matching(keep, "infonce", "", 1, 0.5)
     record = json.loads(path.read_text())
-    del record["recipe"]["validation"]
+    del record["recipe"]["data"]["validation"]
     path.write_text(json.dumps(record))
     matching(keep, "infonce", "qare", 1, 0.6)
     assert text(matching_table(only(tmp_path)), "InfoNCE + QARe", "test, difference to plain") == "+10.00 (one seed)"
-    del record["recipe"]["lr"]  # had it been 0.001 before one could choose, the recipe's 0.01 would be another run
+    del record["recipe"]["optimizer"]["lr"]  # 0.001 by default: the recipe's 0.01 is another run
     path.write_text(json.dumps(record))
     assert [group.changed for group in groups(collect(tmp_path / "results")[0])] == ["", "lr 0.001"]
 
@@ -147,8 +147,9 @@ def test_foreign_files_are_listed_and_harm_nothing(tmp_path, keep):
         "seedless.json": json.dumps({**record, "seed": "1"}),
         "recipeless.json": json.dumps({**record, "recipe": None}),
         "unfinished.json": json.dumps({**record, "final": {}}),
-        "weight.json": json.dumps({**record, "recipe": {**record["recipe"], "beta": "much"}}),
-        "instances.json": json.dumps({**record, "recipe": {**record["recipe"], "instances": []}}),
+        "batch.json": json.dumps({**record, "recipe": {**record["recipe"], "batch": "many"}}),
+        "field.json": json.dumps({**record, "recipe": {**record["recipe"], "learning": 1}}),
+        "deep.json": json.dumps({**record, "recipe": "X"}).replace('"X"', '{"terms":' * 300 + "1" + "}" * 300),
         "twice.json": good.read_text(),
     }
     for name, words in bad.items():
@@ -162,6 +163,42 @@ def test_foreign_files_are_listed_and_harm_nothing(tmp_path, keep):
     assert any("'paper/nowhere'" in line for line in aside)
     assert not any(str(tmp_path) in line for line in aside)
     assert collect(tmp_path / "nowhere") == ([], [])
+
+
+def test_a_record_that_names_what_is_not_here_is_set_aside_and_imports_nothing(tmp_path, keep, monkeypatch):
+    (tmp_path / "foreign_module.py").write_text("raise SystemExit('it was imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    path = keep("paper/cifar10-conv4-simclr", 1, {"probe_accuracy": 0.5})
+    record = json.loads(path.read_text())
+    for part in ("method", "encoder", "optimizer", "schedule", "views"):
+        for name, reason in (("unheard-of", "to be registered, one of"), ("foreign_module:make", "import nothing")):
+            record["recipe"][part], kept = {"preset" if part == "views" else "name": name}, record["recipe"][part]
+            path.write_text(json.dumps(record))
+            runs, (line,) = collect(tmp_path / "results")
+            assert runs == []
+            assert reason in line
+            assert repr(name) in line
+            record["recipe"][part] = kept
+
+
+def test_runs_that_differ_in_any_field_stand_apart(tmp_path, keep):
+    for i, changes in enumerate(
+        (
+            {"epochs": 2},
+            {"epochs": 2, "evaluation.probe.epochs": 3},
+            {"optimizer": "sgd"},
+            {"optimizer": "sgd", "optimizer.lr": 0.5},
+        )
+    ):
+        keep("paper/cifar10-conv4-simclr", 1, {"probe_accuracy": 0.5}, variant=f"v{i}", **changes)
+    runs, aside = collect(tmp_path / "results")
+    assert aside == []
+    assert [run.changed for run in runs] == [
+        "epochs 2",
+        "epochs 2, probe_epochs 3",
+        "optimizer sgd",
+        "lr 0.5, optimizer sgd",
+    ]
 
 
 def test_values_that_are_no_shares_are_set_aside_and_told_of(tmp_path, keep):
@@ -234,7 +271,7 @@ def test_a_changed_recipe_is_compared_with_the_one_that_has_fewer_changes(tmp_pa
     name, mean_form = "released/cifar10-resnet32-simclr", "ablation/simclr-mean"
     values = {
         (): (0.75, 0.76, 0.77),
-        (("initial", "xavier"),): (0.765, 0.776, 0.784),  # +1.5, +1.6, +1.4
+        (("weights", "xavier"),): (0.765, 0.776, 0.784),  # +1.5, +1.6, +1.4
         (("epochs", 50),): (0.70, 0.72, 0.71),
         (("loss", mean_form),): (0.74, 0.75, 0.76),
         (("epochs", 50), ("loss", mean_form)): (0.68, 0.70, 0.69),
@@ -252,7 +289,7 @@ def test_a_changed_recipe_is_compared_with_the_one_that_has_fewer_changes(tmp_pa
         ["with epochs 50", "the recipe as it is", 3],
         ["with mean instead of log-mean, epochs 50", "with epochs 50", 3],
         ["with epochs 50, precision float32", "with epochs 50", 3],
-        ["with initial xavier", "the recipe as it is", 3],
+        ["with weights xavier", "the recipe as it is", 3],
     ]
     assert {row[0] for row in table.rows} == {"SimCLR: CIFAR-10, ResNet-32, released form"}
     gains = [row[5] for row in table.rows]

@@ -113,14 +113,15 @@ class TestFormula:
 
 class TestEncoders:
     @pytest.mark.parametrize(
-        ("name", "stem"), [("conv4", "cifar"), ("resnet8", "cifar"), *product(["resnet18"], ["cifar", "imagenet"])]
+        ("name", "options"),
+        [("conv4", {}), ("resnet8", {}), ("resnet18", {"stem": "cifar"}), ("resnet18", {"stem": "imagenet"})],
     )
-    def test_first_and_rest_are_the_whole(self, name, stem):
+    def test_first_and_rest_are_the_whole(self, name, options):
         torch.manual_seed(0)
-        model, images = sw.encoders.create(name, stem=stem).eval(), torch.randn(2, 3, 32, 32)
+        model, images = sw.encoders.create(name, **options).eval(), torch.randn(2, 3, 32, 32)
         first = model.first(images)
         assert first.shape[1] == {"conv4": 8, "resnet8": 16, "resnet18": 64}[name]
-        assert first.shape[-1] == (16 if stem == "imagenet" else 32)
+        assert first.shape[-1] == (16 if options == {"stem": "imagenet"} else 32)
         assert (first >= 0).all()
         torch.testing.assert_close(model.rest(first), model(images))
 

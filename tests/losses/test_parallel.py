@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import setwise as sw
+from setwise.losses.modules import Function, WeightedTerms
 from setwise.losses.parallel import Peers
 
 TOTAL, DIMENSIONS = 12, 3
@@ -36,6 +37,7 @@ LOSSES = {
     "qare-sqeuclidean": lambda: sw.QARe(similarity="sqeuclidean", bound="best"),
     "qare-clamp": lambda: sw.QARe(clamp=1e-8, normalization="n(n-1)"),
     "set": lambda: sw.SetContrastive(sw.NTXent(), beta=0.7),
+    "terms": lambda: sw.SetContrastive(sw.NTXent(), 0.5, terms(gap=(3.0, sw.QARe(reference="truth")))),
 }
 
 LEARNED = {
@@ -45,6 +47,10 @@ LEARNED = {
     "set": lambda t: sw.SetContrastive(sw.NTXent(t), beta=0.7),
 }
 GROUPED = ("infonce", "nt-xent", "sparse-clr", "qare", "qare-center", "qare-euclidean")  # over half of the processes
+
+
+def terms(**others) -> WeightedTerms:
+    return WeightedTerms({"qare": (0.7, sw.QARe()), **others})
 
 
 def embeddings(dimensions: int = DIMENSIONS) -> tuple[Tensor, Tensor]:
@@ -255,6 +261,11 @@ def test_a_loss_without_a_form_over_processes():
         sw.distributed(sw.SetContrastive(functools.partial(function, temperature=0.5)))
     with pytest.raises(ValueError, match="got qare, which has no form"):
         sw.distributed(sw.SetContrastive(sw.InfoNCE(), 0.5, sw.functional.qare))
+    for own in (torch.nn.MSELoss(), torch.nn.functional.mse_loss):
+        name = getattr(own, "__name__", "MSELoss")
+        for loss in (Function(own), sw.SetContrastive(sw.InfoNCE(), 1.0, terms(own=(1.0, own)))):
+            with pytest.raises(ValueError, match=f"got {name}, which has no form over many"):
+                sw.distributed(loss)
     z = torch.ones(3, 2)
     with pytest.raises(ValueError, match="expected no extra_negatives"):
         sw.distributed(sw.NTXent())(z, z, z)

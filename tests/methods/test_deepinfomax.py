@@ -247,7 +247,7 @@ def test_making_it_leaves_the_encoder_as_it_was():
 
 @pytest.mark.parametrize(("name", "width"), [("conv4", 8), ("resnet8", 16), ("resnet18", 64)])
 def test_setwises_encoders_come_in_two_parts(name, width):
-    encoder = sw.encoders.create(name, stem="cifar")
+    encoder = sw.encoders.create(name, **{"stem": "cifar"} if name == "resnet18" else {})
     method = DeepInfoMax(encoder, encoder.features, 3, Views(), adversarial=True)
     assert method.local.first.in_channels == width + encoder.features
     method(make_batch(random_images(2, 3)))["loss"].backward()

@@ -6,9 +6,9 @@ import torch
 from setwise import methods
 from setwise.assignment import matching_accuracy
 from setwise.data import MatchedSet, load, matched_halves
+from setwise.experiments.recipes import recipe as named
 from setwise.methods.deepinfomax import FIRST_VIEW
 from setwise.methods.matching import draw_shots
-from setwise.recipe import Recipe
 from setwise.training.engine import Engine
 from setwise.views import philox as generator
 from setwise.views import preset
@@ -72,15 +72,8 @@ def test_no_view_and_no_prior_shares_a_counter_with_the_shots(shots, monkeypatch
 def test_it_learns_to_match_halves():
     digits = load("digits")
     data = matched_halves(digits, instances=300)
-    recipe = Recipe(
-        method="matching",
-        loss="paper/matching-infonce-qare",
-        views="none",
-        epochs=40,
-        batch=60,
-        encoder="conv4",
-        lr=0.01,
-    )
+    changes = {"views": "none", "epochs": 40, "batch": 60, "encoder": "conv4", "schedule": "constant"}
+    recipe = named("paper/digits-matching-infonce-qare").changed(changes | {"drop_last": False})
     # Halves of digits are 8 x 4 pixels, too small for Conv-4's pools: each pixel becomes 2 x 4 of them.
     grown = data.images.repeat_interleave(2, 2).repeat_interleave(4, 3)
     data = MatchedSet("grown", "train", grown, data.shots_a, data.shots_b, data.identities, data.mean, data.std)
@@ -109,6 +102,6 @@ def test_it_learns_to_match_halves():
 def test_the_kind_of_data_must_fit():
     digits = load("digits")
     with pytest.raises(ValueError, match="expected a matched set for method 'matching', got ImageSet"):
-        methods.create(Recipe(method="matching", loss="paper/matching-triplet"), digits)
-    with pytest.raises(ValueError, match="expected labelled images for method 'simclr', got MatchedSet"):
-        methods.create(Recipe(loss="paper/simclr"), matched_halves(digits))
+        methods.create(named("paper/digits-matching-triplet"), digits)
+    with pytest.raises(ValueError, match="expected labelled images for method 'contrastive', got MatchedSet"):
+        methods.create(named("paper/digits-conv4-simclr"), matched_halves(digits))

@@ -18,4 +18,6 @@ def digits() -> ImageSet:
 @pytest.fixture
 def recipe() -> Recipe:
     """SimCLR with QARe, three steps and a partial one an epoch."""
-    return Recipe(loss="paper/simclr-qare", beta=0.5, epochs=3, batch=60)
+    return Recipe.read(
+        {"objective": {"loss": "info-nce", "terms": [{"term": "qare", "weight": 0.5}]}, "epochs": 3, "batch": 60}
+    )

@@ -3,6 +3,8 @@
 import json
 import os
 import pickle
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +27,7 @@ TENSORS = {
     "optimizer.0.exp_avg": torch.ones(2, 3, dtype=torch.float64),
 }
 ONE = Checkpoint(
-    Recipe(loss="paper/simclr-qare", beta=0.25),
+    Recipe.read({"objective": {"loss": "info-nce", "terms": [{"term": "qare", "weight": 0.25}]}}),
     7,
     1,
     11,
@@ -114,7 +116,7 @@ def test_foreign_and_missing_files(tmp_path):
         checkpoint.load(tmp_path / "other.safetensors")
     about = {"format": checkpoint.OLDER, "recipe": {"rate": 1}, "seed": 0, "epoch": 0, "step": 0, "history": []}
     save_file({"x": torch.zeros(1)}, tmp_path / "other.safetensors", {"setwise": json.dumps(about)})
-    with pytest.raises(ValueError, match=r"this version cannot read.*got 'rate' too"):
+    with pytest.raises(ValueError, match=r"this version cannot read.*got 'rate'"):
         checkpoint.load(tmp_path / "other.safetensors")
 
 
@@ -159,7 +161,9 @@ def test_a_checkpoint_of_the_first_version_is_read(tmp_path):
     path = Path(__file__).with_name("checkpoint-1.safetensors")
     found = checkpoint.load(path)
     assert (found.seed, found.epoch, found.step, found.data["count"]) == (1, 1, 0, 1297)
-    assert found.recipe == replace(recipe("paper/digits-conv4-simclr-qare"), epochs=1, probe_epochs=2)
+    assert found.recipe == recipe("paper/digits-conv4-simclr-qare").changed(
+        {"about": "", "epochs": 1, "evaluation.probe.epochs": 2}
+    )
     assert found.history[0]["loss"] == 9.060595435919721
     assert len(found.tensors) == 12
     whole = path.read_bytes()
@@ -168,6 +172,13 @@ def test_a_checkpoint_of_the_first_version_is_read(tmp_path):
         checkpoint.load(tmp_path / "bit")
     (tmp_path / "none").write_bytes(whole.replace(rb"\"crc32\":", rb"\"crc33\":"))
     assert checkpoint.load(tmp_path / "none").epoch == 1, "the very first had no checksum"
+
+
+def test_a_process_that_has_imported_nothing_else_reads_one():
+    path = Path(__file__).with_name("checkpoint-1.safetensors")
+    code = f"from setwise.training.checkpoint import load; print(load({str(path)!r}).recipe.method.name)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (run.stdout, run.stderr) == ("contrastive\n", "")
 
 
 @pytest.mark.parametrize(

@@ -1,30 +1,30 @@
 """The engine against a plain loop written here; the same bits for the same seed; every method."""
 
+import math
 from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
+import setwise.register as register
 from setwise import encoders, methods
 from setwise.data import ImageSet, MatchedSet, matched_halves
+from setwise.experiments.recipes import recipe as named
 from setwise.losses.presets import presets
 from setwise.methods.matching import draw_shots
-from setwise.recipe import METHODS, Recipe
+from setwise.recipe import Recipe
 from setwise.training.engine import Engine, _check_share
 from setwise.training.errors import TrainingError
 from setwise.training.schedule import epoch_order
 from setwise.views import preset
 
 CPU = torch.device("cpu")
-CLASSES = {
-    "simclr": methods.Contrastive,
-    "sparseclr": methods.Contrastive,
-    "supervised": methods.Supervised,
-    "rotation": methods.Rotation,
-    "deepcluster": methods.DeepCluster,
-    "deepinfomax": methods.DeepInfoMax,
-}
+NAMES = ("simclr-qare", "sparseclr-qare", "supervised", "rotation", "deepcluster", "deepinfomax")
+
+
+def few_epochs(name):
+    return replace(named(f"released/digits-conv4-{name}"), epochs=2, batch=60)
 
 
 def trained(recipe, data, steps=None, *, seed=1, epochs=1):
@@ -41,7 +41,7 @@ def weights(engine):
 
 
 def test_two_epochs_and_a_half_equal_a_plain_loop(digits, recipe):
-    recipe = replace(recipe, precision="float64", initial="released", weight_decay=0.1)
+    recipe = recipe.changed({"precision": "float64", "weight_decay": 0.1})
     engine = trained(recipe, digits, epochs=2)
     engine.begin(2)
     for _ in range(2):
@@ -75,13 +75,11 @@ def test_the_terms_add_up(digits, recipe):
     assert means["loss"] == pytest.approx(means["pairwise"] + 0.5 * means["regularizer"], rel=1e-5)
 
 
-@pytest.mark.parametrize("method", [m for m in METHODS if m not in ("random", "matching")])
-def test_every_method_trains_and_repeats_itself_bit_for_bit(digits, method):
-    contrastive = method in ("simclr", "sparseclr")
-    recipe = Recipe(method=method, loss=f"released/{method}" if contrastive else None, epochs=2, batch=60, lr=3e-3)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_method_trains_and_repeats_itself_bit_for_bit(digits, name):
+    recipe = few_epochs(name).changed({"lr": 3e-3})
     before = Engine(recipe, digits, seed=1, device=CPU)
     first, second = (trained(recipe, digits, epochs=2) for _ in range(2))
-    assert type(first.method) is CLASSES[method]
     assert torch.equal(weights(first), weights(second))
     assert not torch.equal(weights(first), weights(trained(recipe, digits, epochs=2, seed=2)))
     encoders_of = [dict(e.method.encoder.named_parameters()) for e in (before, first)]
@@ -90,9 +88,11 @@ def test_every_method_trains_and_repeats_itself_bit_for_bit(digits, method):
 
 
 def test_a_method_is_made_of_the_recipes_numbers(digits):
-    base = Recipe(loss="paper/simclr-qare", beta=0.7, hidden=48, embedding=24, views="supervised", padding=3)
+    base = {"head": {"hidden": 48, "out": 24}, "views": {"preset": "supervised", "padding": 3}}
+    terms = [{"term": "qare", "weight": 0.7}]
     for stem, side in (("cifar", 3), ("imagenet", 7)):
-        recipe = replace(base, encoder="resnet18", stem=stem, initial="xavier")
+        encoder = {"name": "resnet18", "stem": stem, "weights": "xavier"}
+        recipe = Recipe.read(base | {"encoder": encoder, "objective": {"loss": "info-nce", "terms": terms}})
         simclr = methods.create(recipe, digits)
         first = simclr.encoder.stem[0]
         assert (first.in_channels, first.kernel_size) == (1, (side, side))
@@ -100,22 +100,21 @@ def test_a_method_is_made_of_the_recipes_numbers(digits):
         assert first.weight.abs().max() <= bound
     assert (simclr.head[0].out_features, simclr.head[-1].out_features, simclr.loss.beta) == (48, 24, 0.7)
     assert simclr.views == replace(preset("supervised", mean=digits.mean, std=digits.std), padding=3)
-    alone = replace(base, method="supervised", loss=None, beta=None)
-    clustered = methods.create(replace(alone, method="deepcluster"), digits)
+    clustered = methods.create(Recipe.read(base | {"method": "deepcluster"}), digits)
     assert (clustered.classifier[0].out_features, len(clustered.weights), len(clustered.clusters)) == (48, 100, 200)
     for adversarial in (True, False):
-        recipe = replace(alone, method="deepinfomax", adversarial=adversarial)
+        recipe = Recipe.read(base | {"method": {"name": "deepinfomax", "adversarial": adversarial}})
         assert methods.create(recipe, digits).adversarial is adversarial
     for method in ("supervised", "random"):
-        recipe = replace(alone, method=method, epochs=0)
+        recipe = Recipe.read(base | {"method": method, "epochs": 0})
         assert methods.create(recipe, digits).classifier.out_features == 10
-    recipe = replace(base, method="matching", loss="paper/matching-triplet-qare", encoder="resnet8")
-    matching = methods.create(recipe, matched_halves(digits))
+    tree = base | {"method": "matching", "encoder": "resnet8", "objective": {"loss": "triplet", "terms": terms}}
+    matching = methods.create(Recipe.read(tree), matched_halves(digits))
     assert (matching.project.out_features, matching.loss.beta) == (24, 0.7)
 
 
 def test_a_batch_of_identities_is_the_epochs_shots_of_them(digits):
-    recipe = Recipe(method="matching", loss="paper/matching-infonce", encoder="resnet8", epochs=9, batch=4)
+    recipe = replace(named("paper/digits-matching-infonce"), epochs=9, batch=4)
     shots = torch.arange(80).view(2, 10, 4)
     data = MatchedSet("toy", "train", digits.images, *shots, tuple("abcdefghij"), digits.mean, digits.std)
     engine, samples = Engine(recipe, data, seed=3, device=CPU), torch.tensor([7, 2, 5, 0])
@@ -128,8 +127,8 @@ def test_a_batch_of_identities_is_the_epochs_shots_of_them(digits):
 
 def test_preparing_leaves_no_trace(digits, recipe):
     """Making the optimiser's state takes a step, which must be undone."""
-    for optimizer, momentum in (("adam", 0.9), ("sgd", 0.9), ("sgd", 0.0)):
-        recipe = replace(recipe, optimizer=optimizer, momentum=momentum, weight_decay=0.1)
+    for optimizer in ({"name": "adam"}, {"name": "adamw"}, {"name": "sgd"}, {"name": "sgd", "momentum": 0.0}):
+        recipe = Recipe.read(recipe.tree() | {"optimizer": optimizer | {"weight_decay": 0.1}})
         torch.manual_seed(3)
         generator = torch.get_rng_state()
         engine = Engine(recipe, digits, seed=5, device=CPU)
@@ -139,22 +138,14 @@ def test_preparing_leaves_no_trace(digits, recipe):
         for name, x in fresh.state_dict().items():
             assert torch.equal(engine.method.state_dict()[name], x)
         state = {n: x for n, x in engine.tensors().items() if n.startswith("optimizer.")}
-        assert bool(state) is (momentum > 0)
+        assert bool(state) is ("momentum" not in optimizer)
         assert all((x == 0).all() for x in state.values())
 
 
 def test_sgd_with_momentum_and_decay_equals_torch(digits):
-    recipe = Recipe(
-        method="supervised",
-        optimizer="sgd",
-        lr=0.1,
-        momentum=0.8,
-        weight_decay=0.01,
-        epochs=4,
-        schedule="steps",
-        batch=50,
-    )
-    recipe = replace(recipe, precision="float64", views="none")
+    sgd = {"name": "sgd", "lr": 0.1, "momentum": 0.8, "weight_decay": 0.01}
+    tree = {"method": "supervised", "views": "none", "optimizer": sgd, "schedule": "steps", "precision": "float64"}
+    recipe = Recipe.read(tree | {"epochs": 4, "batch": 50})
     engine = trained(recipe, digits, epochs=4)
     torch.manual_seed(1)
     model = methods.create(recipe, digits).double()
@@ -178,8 +169,94 @@ def test_sgd_with_momentum_and_decay_equals_torch(digits):
     torch.testing.assert_close(weights(engine), expected, rtol=1e-9, atol=1e-11)
 
 
+def adam(w, grads, lr, *, decay=0.0, decoupled=False):
+    m = v = 0.0
+    for t, grad in enumerate(grads(), 1):
+        g = grad(w) if decoupled else grad(w) + decay * w
+        w = w - lr * decay * w if decoupled else w
+        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
+        w = w - lr * (m / (1 - 0.9**t)) / (math.sqrt(v / (1 - 0.999**t)) + 1e-8)
+    return w
+
+
+def sgd(w, grads, lr, *, momentum, decay):
+    b = 0.0
+    for grad in grads():
+        b = momentum * b + grad(w) + decay * w
+        w = w - lr * b
+    return w
+
+
+def grads():
+    """Of w⁴ / 4 and its multiples."""
+    return [lambda w, scale=scale: scale * w**3 for scale in range(1, 6)]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "by_hand"),
+    [
+        ("adam", {"weight_decay": 0.3}, lambda w, lr: adam(w, grads, lr, decay=0.3)),
+        ("adamw", {"weight_decay": 0.3}, lambda w, lr: adam(w, grads, lr, decay=0.3, decoupled=True)),
+        ("adamw", {}, lambda w, lr: adam(w, grads, lr, decay=0.05, decoupled=True)),
+        ("sgd", {"momentum": 0.5, "weight_decay": 0.3}, lambda w, lr: sgd(w, grads, lr, momentum=0.5, decay=0.3)),
+        ("sgd", {}, lambda w, lr: sgd(w, grads, lr, momentum=0.9, decay=0.0)),
+    ],
+)
+def test_optimizers_by_hand(name, options, by_hand):
+    w, lr = nn.Parameter(torch.tensor(0.7, dtype=torch.float64)), torch.tensor(0.05, dtype=torch.float64)
+    optimizer = register.optimizer.make(name, options | {"lr": 0.05}, groups=[{"params": [w]}])
+    tensors = register.optimizer[name].make([{"params": [w]}], lr=lr, **options)
+    assert type(tensors) is type(optimizer), "a rate may be a tensor"
+    for grad in grads():
+        w.grad = grad(w.detach())
+        optimizer.step()
+    assert w.item() == pytest.approx(by_hand(0.7, 0.05), rel=1e-9)
+
+
+class TwoRates(methods.Supervised):
+    """A classifier that learns ten times as fast as the encoder, which alone is decayed; biases stay as they are."""
+
+    def groups(self):
+        slow = {"params": list(self.encoder.parameters()), "weight_decay": 0.1}
+        return [slow, {"params": [self.classifier.weight], "lr": 0.5, "weight_decay": 0.0}]
+
+
+def test_groups_have_their_own_rates_and_decays(digits, monkeypatch):
+    len(register.method)
+    monkeypatch.setattr(register.method, "_entries", dict(register.method._entries))
+    register.method("two-rates", about="A test's.")(lambda parts: TwoRates(parts.encoder, 64, 10, parts.views))
+    sgd = {"name": "sgd", "lr": 0.05, "momentum": 0.8, "weight_decay": 0.7}
+    tree = {"method": "two-rates", "optimizer": sgd, "schedule": "cosine", "epochs": 2, "batch": 100, "views": "none"}
+    recipe = Recipe.read(tree | {"precision": "float64"})
+    engine, plain = (Engine(recipe, digits, seed=1, device=CPU) for _ in range(2))
+    model = plain.method
+    groups = [
+        {"params": list(model.encoder.parameters()), "weight_decay": 0.1},
+        {"params": [model.classifier.weight], "weight_decay": 0.0},
+    ]
+    optimizer, bias = torch.optim.SGD(groups, lr=0.05, momentum=0.8), model.classifier.bias.clone()
+    for epoch in range(2):
+        engine.begin(epoch)
+        plain.begin(epoch)
+        for turn in range(2):
+            engine.step()
+            rate = 0.5 * (1 + math.cos(math.pi * (2 * epoch + turn) / 4))
+            for group, peak in zip(optimizer.param_groups, (0.05, 0.5), strict=True):
+                group["lr"] = peak * rate
+            optimizer.zero_grad()
+            model(plain.batch(plain._order[100 * turn : 100 * turn + 100]))["loss"].backward()
+            optimizer.step()
+    for name, x in model.state_dict().items():
+        torch.testing.assert_close(engine.method.state_dict()[name], x, rtol=1e-9, atol=1e-11)
+    assert torch.equal(engine.method.classifier.bias, bias)
+    other = Engine(recipe, digits, seed=1, device=CPU)
+    other.restore(engine.tensors())
+    for name, x in engine.tensors().items():
+        assert torch.equal(other.tensors()[name], x), name
+
+
 def test_restoring_in_mid_epoch_goes_on_with_the_same_bits(digits, recipe):
-    recipe = replace(recipe, schedule="cosine")
+    recipe = recipe.changed({"schedule": "cosine"})
     whole = trained(recipe, digits, epochs=2)
     half = Engine(recipe, digits, seed=1, device=CPU)
     half.begin(0)
@@ -219,12 +296,12 @@ def test_what_is_kept_stays_and_is_restored(digits, recipe):
 def test_an_epoch_begins_with_the_method_prepared_and_in_training(digits, monkeypatch):
     begun = []
     monkeypatch.setattr(methods.DeepCluster, "begin_epoch", lambda *me, **when: begun.append((*me, when)))
-    engine = Engine(Recipe(method="deepcluster", epochs=3, batch=60), digits, seed=7, device=CPU)
-    for place in ((0,), (0, 2), (2,)):
+    engine = Engine(few_epochs("deepcluster"), digits, seed=7, device=CPU)
+    for place in ((0,), (0, 2), (1,)):
         engine.method.eval()
         engine.begin(*place)
         assert engine.method.training
-    assert begun == [(engine.method, digits, {"seed": 7, "epoch": epoch}) for epoch in (0, 2)]
+    assert begun == [(engine.method, digits, {"seed": 7, "epoch": epoch}) for epoch in (0, 1)]
 
 
 def test_restoring_something_else_is_refused_and_changes_nothing(digits, recipe):
@@ -290,11 +367,9 @@ def test_layers_compute_in_the_recipes_precision(digits, recipe, precision):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("method", [m for m in METHODS if m not in ("random", "matching")])
-def test_a_captured_step_equals_one_that_is_not(digits, method):
-    contrastive = method in ("simclr", "sparseclr")
-    loss, beta = (f"released/{method}-qare", 0.5) if contrastive else (None, None)
-    recipe = Recipe(method=method, loss=loss, beta=beta, epochs=2, batch=60, precision="float32")
+@pytest.mark.parametrize("name", NAMES)
+def test_a_captured_step_equals_one_that_is_not(digits, name):
+    recipe = few_epochs(name).changed({"precision": "float32", "optimizer": "adam"})
     found = []
     for capture in (True, False):
         engine = Engine(recipe, digits, seed=1, device=torch.device("cuda"), capture=capture)
@@ -311,13 +386,15 @@ def test_a_captured_step_equals_one_that_is_not(digits, method):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("encoder", "side"), [("conv4", 64), ("resnet32", 64), ("resnet18", 64), ("conv4", 28)])
-def test_images_of_other_sizes(encoder, side):
+def test_images_of_other_sizes(encoder, side, recipe):
     """tiny-ImageNet's, and one that our own convolutions do not take."""
     pixels = torch.randint(0, 256, (300, 3, side, side), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     data = ImageSet(
         "noise", "train", pixels, torch.arange(300) % 200, tuple(map(str, range(200))), (0.5,) * 3, (0.25,) * 3
     )
-    recipe = Recipe(method="simclr", encoder=encoder, loss="paper/simclr-qare", beta=0.5, epochs=1, batch=128)
+    recipe = recipe.changed({"encoder": encoder, "epochs": 1, "batch": 128})
+    if encoder == "resnet18":
+        recipe = recipe.changed({"stem": "cifar"})
     found = []
     for capture in (True, False):
         engine = Engine(recipe, data, seed=1, device=torch.device("cuda"), capture=capture)

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -18,38 +19,42 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
 
+import setwise.register as register
 from setwise import methods
 from setwise.data import ImageSet, load, matched_halves
+from setwise.losses.presets import objective_of
 from setwise.recipe import Recipe
 from setwise.training import checkpoint, loop
 from setwise.training.engine import Engine
 from setwise.training.errors import Interrupted
 from setwise.training.loop import How, train
 from setwise.training.processes import Processes, join, leave, share_norms
-from setwise.views import preset
 
 CPU = torch.device("cpu")
 EPOCHS = 2
+QARE = {"loss": "info-nce", "terms": [{"term": "qare", "weight": 0.5}]}
 
 
 class BYOL(methods.Method):
     """Predict a slowly moving copy of yourself, which is frozen but in training mode."""
 
-    def __init__(self, recipe, data):
+    def __init__(self, parts):
         super().__init__()
-        self.views = preset("self-supervised", mean=data.mean, std=data.std)
+        self.views = parts.views
         layers = nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 8), nn.BatchNorm1d(8, affine=False)
         self.encoder = nn.Sequential(nn.Flatten(), *layers)
         self.predict = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8, momentum=None), nn.ReLU(), nn.Linear(8, 8))
         self.target = copy.deepcopy(self.encoder).requires_grad_(False)
 
     def forward(self, batch):
-        x = batch.pair(self.views)
+        x = batch.view(self.views, count=2)
         with torch.no_grad():
-            for slow, fast in zip(self.target.parameters(), self.encoder.parameters(), strict=True):
-                slow.lerp_(fast, 0.1)
             goal = self.target(x).roll(len(x) // 2, 0)
         return {"loss": 1 - nn.functional.cosine_similarity(self.predict(self.encoder(x)), goal).mean()}
+
+    def after_step(self, step, total):
+        for slow, fast in zip(self.target.parameters(), self.encoder.parameters(), strict=True):
+            slow.lerp_(fast, 0.1 * (1 - step / total).to(slow))
 
     def share(self, peers):
         pass
@@ -58,7 +63,7 @@ class BYOL(methods.Method):
 class Probe(methods.Method):
     """A classifier of a frozen encoder that stays in eval mode."""
 
-    def __init__(self, recipe, data):
+    def __init__(self, parts):
         super().__init__()
         self.encoder = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8)).requires_grad_(False)
         self.classifier = nn.Sequential(nn.BatchNorm1d(8, track_running_stats=False), nn.Linear(8, 10))
@@ -81,7 +86,7 @@ class Silent(methods.Method):
 
     peers = None
 
-    def __init__(self, recipe, data):
+    def __init__(self, parts):
         super().__init__()
         self.encoder = nn.Linear(64, 8)
 
@@ -98,21 +103,27 @@ class Gathering(Silent):
         self.peers = peers
 
 
-OWN = {"byol": BYOL, "probe": Probe, "gathering": Gathering}
-RECIPES = {
-    "simclr-qare": Recipe(loss="paper/simclr-qare", beta=0.5),
-    "released-simclr-qare": Recipe(loss="released/simclr-qare", beta=0.5),
-    "features": Recipe(loss="ablation/simclr-features", beta=0.5),
-    "sparseclr": Recipe(method="sparseclr", loss="released/sparseclr"),
-    "resnet8": Recipe(loss="paper/simclr-qare", beta=0.5, encoder="resnet8"),
-    "supervised": Recipe(method="supervised", optimizer="sgd", lr=0.05),
-    "rotation": Recipe(method="rotation"),
-    "matching": Recipe(method="matching", loss="paper/matching-infonce-qare", beta=0.5, encoder="resnet8"),
-    "deepcluster": Recipe(method="deepcluster"),
-    "deepinfomax": Recipe(method="deepinfomax"),
-    "byol": Recipe(method="supervised", lr=0.01),
-    "probe": Recipe(method="supervised", lr=0.01),
-    "gathering": Recipe(method="supervised", lr=0.01),
+OWN = {"byol": BYOL, "probe": Probe, "silent": Silent, "gathering": Gathering}
+TREES = {
+    "simclr-qare": {"objective": QARE},
+    "released-simclr-qare": {"objective": objective_of("released/simclr-qare", 0.5).tree()},
+    "features": {"objective": objective_of("ablation/simclr-features", 0.5).tree()},
+    "sparseclr": {"objective": "sparse-clr"},
+    "terms": {"objective": QARE | {"terms": [*QARE["terms"], {"term": "gap", "weight": 3.0}]}},
+    "three-views": {"objective": QARE, "method": {"name": "contrastive", "views": 3}},
+    "resnet8": {"objective": QARE, "encoder": "resnet8"},
+    "supervised": {"method": "supervised", "optimizer": {"name": "sgd", "lr": 0.05}},
+    "rotation": {"method": "rotation"},
+    "matching": {
+        "method": "matching",
+        "objective": objective_of("paper/matching-infonce-qare", 0.5).tree(),
+        "encoder": "resnet8",
+    },
+    "deepcluster": {"method": "deepcluster"},
+    "deepinfomax": {"method": "deepinfomax"},
+    "byol": {"method": "byol"},
+    "probe": {"method": "probe"},
+    "gathering": {"method": "gathering"},
 }
 BFLOAT16 = ("simclr-qare", "deepinfomax")
 NORMS = {
@@ -129,13 +140,23 @@ def few(count: int = 94) -> ImageSet:
     return replace(whole, images=whole.images[:count], labels=whole.labels[:count])
 
 
+@contextmanager
+def registered():
+    """With the methods above, for as long as it lasts."""
+    with mock.patch.dict(register.method._entries):
+        for name, method in OWN.items():
+            register.method(name, about="A test's.")(method)
+        yield
+
+
 def run(name: str, processes: Processes, precision: str = "float64", count: int = 94) -> dict[str, torch.Tensor]:
-    recipe, data = replace(RECIPES[name], batch=20, precision=precision, epochs=EPOCHS), few(count)
+    data = few(count)
     if name == "matching":
         data = matched_halves(data)
     if name == "deepcluster":  # fewer clusters than images, so that weights differ
         data = replace(data, labels=torch.zeros_like(data.labels), classes=("digit",))
-    with mock.patch("setwise.training.engine.create", OWN.get(name, methods.create)):
+    with registered():
+        recipe = Recipe.read(TREES[name] | {"batch": 20, "precision": precision, "epochs": EPOCHS})
         engine = Engine(recipe, data, seed=1, device=CPU, processes=processes)
     assert engine.sizes == [20] * (count // 20) + [count % 20]
     for epoch in range(EPOCHS):
@@ -150,7 +171,7 @@ def run(name: str, processes: Processes, precision: str = "float64", count: int 
 def loops(processes: Processes, folder: Path) -> dict[str, object]:
     """The loop, where for the second process alone it is time to stop, later for both; and to save, or to look."""
     loop.AGREE_STEPS, loop.LOOK_SECONDS = 2, 1e9 if processes.first else 0.0
-    recipe, found = replace(RECIPES["supervised"], batch=20, precision="float64", epochs=2), {}
+    recipe = Recipe.read(TREES["supervised"] | {"batch": 20, "precision": "float64", "epochs": 2})
     how = How(CPU, True, processes, checkpoint_seconds=1e9 if processes.first else 0.0)
     saved, save, step = [], checkpoint.save, Engine.step
     checkpoint.save = lambda path, it: (saved.append((it.epoch, it.step)), save(path, it))
@@ -169,7 +190,7 @@ def loops(processes: Processes, folder: Path) -> dict[str, object]:
         except Interrupted as error:
             stopped.append(error.signal)
     Engine.step = step
-    found |= {"stopped": stopped, "saved": saved, "sizes": engine.sizes}
+    found = {"stopped": stopped, "saved": saved, "sizes": engine.sizes}
     unfinished = folder / f"own-{processes.rank}" / ".checkpoint.safetensors.abcd1234"
     unfinished.parent.mkdir()
     unfinished.touch()
@@ -229,7 +250,7 @@ def one_of_two(rank: int, size: int, folder: str) -> None:
     with (Path(folder) / f"said-{rank}").open("w") as sys.stderr:
         told = loops(processes, Path(folder))
     sys.stderr = sys.__stderr__
-    found = {name: run(name, processes) for name in RECIPES}
+    found = {name: run(name, processes) for name in TREES}
     found |= {("bfloat16", name): run(name, processes, "bfloat16") for name in BFLOAT16}
     found["clusters"] = clusters(processes)
     found |= normed(processes, CPU)
@@ -261,7 +282,7 @@ def assert_same(many, alone):
         torch.testing.assert_close(many[key], x, rtol=1e-8, atol=1e-8, msg=lambda m, key=key: f"{key}: {m}")
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", TREES)
 def test_two_processes_are_one(found, name):
     alone = run(name, Processes())
     for both in found:
@@ -353,14 +374,14 @@ def test_a_norm_that_computes_something_else_is_refused():
         share_norms(nn.Sequential(Rectified(3)), CPU)
 
 
-def test_a_method_that_says_nothing_of_many_processes_is_refused(digits, monkeypatch):
+def test_a_method_that_says_nothing_of_many_processes_is_refused(digits):
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    monkeypatch.setattr("setwise.training.engine.create", Silent)
-    recipe = Recipe(method="supervised", batch=20)
     try:
-        with pytest.raises(ValueError, match=r"expected a method that says .* got Silent without share.*; add share"):
-            Engine(recipe, digits, seed=1, device=CPU, processes=Processes(0, 2))
-        Engine(recipe, digits, seed=1, device=CPU)
+        with registered():
+            recipe, said = Recipe.read({"method": "silent", "batch": 20}), "Silent without share.*; add share"
+            with pytest.raises(ValueError, match=f"expected a method that says .* got {said}"):
+                Engine(recipe, digits, seed=1, device=CPU, processes=Processes(0, 2))
+            Engine(recipe, digits, seed=1, device=CPU)
     finally:
         leave()
 

@@ -1,8 +1,6 @@
-"""What a run tells while it goes on, on a terminal and without one, and the files that it leaves."""
+"""What a run tells while it goes on, on a terminal and without one."""
 
-import csv
 import io
-import json
 import re
 import sys
 from types import SimpleNamespace
@@ -10,8 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from setwise.training import progress
-from setwise.training.checkpoint import replacing
-from setwise.training.progress import LINE_SECONDS, Metrics, Reporter
+from setwise.training.progress import LINE_SECONDS, Reporter
 
 
 @pytest.fixture
@@ -103,49 +100,3 @@ def test_on_a_terminal_a_bar(clock, monkeypatch):
     assert "SimCLR" in shown
     assert "75%" in shown
     assert "epoch 4/4  loss 4.0000  250 images/s" in shown
-
-
-def rows_of(folder):
-    with (folder / "metrics.csv").open() as file:
-        table = list(csv.DictReader(file))
-    return table, [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
-def test_every_epoch_is_in_both_files_and_what_comes_again_is_there_once(tmp_path):
-    history = [{"epoch": i, "loss": 1.0 / i, "structure": {"rows": [1]}} for i in (1, 2, 3)]
-    with Metrics(tmp_path, []) as metrics:
-        for row in history:
-            metrics.add(row)
-    for _ in range(2):
-        table, found = rows_of(tmp_path)
-        assert found == history == metrics.history
-        assert [(row["epoch"], float(row["loss"])) for row in table] == [(str(r["epoch"]), r["loss"]) for r in history]
-        assert list(table[0]) == ["epoch", "loss"], "what is no number has no place in a table"
-        with Metrics(tmp_path, history[:2]) as metrics:  # killed after its second epoch's checkpoint
-            assert len(rows_of(tmp_path)[1]) == len(rows_of(tmp_path)[0]) == 2
-            metrics.add(history[2])
-    with Metrics(tmp_path, history, write=False) as metrics:
-        metrics.add({"epoch": 4, "loss": 0.1})
-    assert len(metrics.history) == 4
-    assert rows_of(tmp_path)[1] == history, "of many processes one writes"
-
-
-def test_what_a_killed_process_left_of_the_files_goes(tmp_path):
-    for name in ("metrics.csv", "metrics.jsonl"):
-        with replacing(tmp_path / name) as temporary:
-            pass
-        temporary.write_text("half of it")
-    other = tmp_path / ".metrics"
-    other.touch()
-    with Metrics(tmp_path, []):
-        pass
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".metrics", "metrics.csv", "metrics.jsonl"]
-
-
-def test_columns_stay_what_they_are(tmp_path):
-    rows = [{"epoch": 1, "loss": 2.0, "accuracy": 0.5}, {"epoch": 2, "accuracy": 0.6, "loss": 1.0}, {"epoch": 3}]
-    for known in (0, 2):  # as they come, and of a run that is resumed
-        with Metrics(tmp_path, rows[:known]) as metrics:
-            for row in rows[known:]:
-                metrics.add(row)
-        assert (tmp_path / "metrics.csv").read_text() == "epoch,loss,accuracy\n1,2.0,0.5\n2,1.0,0.6\n3,,\n"

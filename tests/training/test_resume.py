@@ -1,28 +1,30 @@
 """Nothing is lost: killed, told to stop, out of space, diverged, in the wrong folder."""
 
+import copy
 import errno
 import fcntl
-import io
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 
+import setwise.register as register
+from setwise import methods
 from setwise.cli import main
 from setwise.experiments.records import of_run
+from setwise.recipe import Recipe
 from setwise.training import checkpoint, loop
 from setwise.training.engine import Engine
-from setwise.training.errors import TrainingError
+from setwise.training.errors import Interrupted, TrainingError
 from setwise.training.loop import How, train
-from setwise.training.progress import Reporter
 
 CPU = torch.device("cpu")
 RUN = ["--recipe", "paper/digits-conv4-simclr", "--no-evaluate", "--device", "cpu", "--batch", "100"]
@@ -32,7 +34,7 @@ def cli(*words: str) -> list[str]:
     return [sys.executable, "-m", "setwise.cli", "pretrain", *RUN, *words]
 
 
-@pytest.mark.parametrize("method", ["simclr", "deepcluster"])
+@pytest.mark.parametrize("method", ["contrastive", "deepcluster"])
 def test_ten_kills_change_nothing(tmp_path, method):
     script = Path(__file__).with_name("zygote.py")
     run = subprocess.run([sys.executable, script, tmp_path, method], capture_output=True, text=True, timeout=240)
@@ -106,6 +108,46 @@ def test_who_trained_a_part_of_it_is_known(tmp_path, monkeypatch, digits, recipe
     assert [(one["epoch"], one.get("command")) for one in last.sittings] == [(1, None), (4, ["setwise", "fourth"])]
 
 
+class Momentum(methods.Supervised):
+    """A slow copy of the classifier, moved less and less; and the steps it was told of."""
+
+    def __init__(self, parts):
+        super().__init__(parts.encoder, parts.features, parts.classes, parts.views)
+        self.slow = copy.deepcopy(self.classifier).requires_grad_(False)
+        self.told = []
+
+    def after_step(self, step, total):
+        self.told.append((step.item(), total))
+        for slow, fast in zip(self.slow.parameters(), self.classifier.parameters(), strict=True):
+            slow.lerp_(fast, 0.5 * (1 - step / total))
+
+
+def test_after_step_counts_on_and_a_momentum_encoder_survives(tmp_path, digits, monkeypatch):
+    len(register.method)  # it has its own entries now
+    monkeypatch.setattr(register.method, "_entries", dict(register.method._entries))
+    register.method("momentum", about="A test's.")(Momentum)
+    recipe, step = Recipe.read({"method": "momentum", "epochs": 3, "batch": 60, "optimizer": "sgd"}), Engine.step
+    whole, _ = train(recipe, digits, tmp_path / "whole", seed=1, how=How(CPU, quiet=True))
+    every = [(n, 12) for n in range(1, 13)]
+    assert whole.method.told == every
+    assert not any(p.requires_grad for p in whole.method.slow.parameters())
+
+    def stopped(engine):
+        step(engine)
+        if (engine.epoch, engine.step_in_epoch) == (1, 2):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    how = How(CPU, resume=True, quiet=True)
+    with mock.patch.object(Engine, "step", stopped), pytest.raises(Interrupted):
+        train(recipe, digits, tmp_path / "parts", seed=1, how=how)
+    parts, _ = train(recipe, digits, tmp_path / "parts", seed=1, how=how)
+    assert parts.method.told == every[6:]
+    for name, x in whole.tensors().items():
+        assert torch.equal(parts.tensors()[name], x), name
+    slow, fast = (part.weight for part in (parts.method.slow, parts.method.classifier))
+    assert not torch.equal(slow, fast)
+
+
 def test_one_signal_may_come_twice(monkeypatch):
     """From the terminal, and from the process that started this one and heard it too."""
     with loop._Signals() as signals:
@@ -135,7 +177,6 @@ def test_a_full_disk_is_told_and_the_last_checkpoint_lasts(tmp_path):
 
 
 def test_a_diverged_run_stops_and_keeps_the_last_good_checkpoint(tmp_path, digits, recipe):
-    recipe = replace(recipe, lr=1e-3)
     train(recipe, digits, tmp_path, seed=1, how=How(CPU, quiet=True))
     good = (tmp_path / "checkpoint.safetensors").read_bytes()
     wild = Engine.step
@@ -170,8 +211,8 @@ def test_the_wrong_folder(tmp_path, digits, recipe):
     train(recipe, digits, tmp_path, seed=1, how=How(CPU, quiet=True))
     with pytest.raises(ValueError, match=r"expected no run in .*add --resume"):
         train(recipe, digits, tmp_path, seed=1, how=How(CPU, quiet=True))
-    with pytest.raises(ValueError, match=r"it has lr 0.001, not 0.5; seed 1, not 2"):
-        train(replace(recipe, lr=0.5), digits, tmp_path, seed=2, how=How(CPU, resume=True, quiet=True))
+    with pytest.raises(ValueError, match=r"it has optimizer.lr 0.001, not 0.5; seed 1, not 2"):
+        train(recipe.changed({"lr": 0.5}), digits, tmp_path, seed=2, how=How(CPU, resume=True, quiet=True))
     before = (tmp_path / "checkpoint.safetensors").read_bytes()
     _, last = train(recipe, digits, tmp_path, seed=1, how=How(CPU, resume=True, quiet=True))  # it is finished
     assert last.epoch == 3
@@ -242,38 +283,6 @@ def test_a_network_folder_without_locks(tmp_path, digits, recipe, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", flock)
     with pytest.raises(OSError, match=r"No locks available.*local disk, by --out"):
         train(recipe, digits, tmp_path, seed=1, how=How(CPU, quiet=True))
-
-
-def test_progress_is_lines_now_and_then_and_a_bar_on_a_terminal(monkeypatch, capsys):
-    now = 100.0
-    monkeypatch.setattr("setwise.training.progress.time.monotonic", lambda: now)
-    with Reporter("a run", epochs=4, images=600) as reporter:
-        reporter.update(0.5, {"loss": 3.0})  # from here on it is measured
-        now = 109.0
-        reporter.update(1.0, {"loss": 2.0})
-        assert capsys.readouterr().err == ""
-        now = 110.0
-        reporter.update(1.5, {"loss": 1.0})
-        assert capsys.readouterr().err == "a run: epoch 2/4  loss 1.0000  60 images/s  25 s left\n"
-        now = 112.0
-        reporter.update(3.5, {"loss": 1.0})
-        assert capsys.readouterr().err == ""
-        reporter.update(4.0, {"loss": 0.5}, force=True)
-        assert capsys.readouterr().err == "a run: epoch 4/4  loss 0.5000  175 images/s  0 s left\n"
-    monkeypatch.undo()
-
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr("sys.stderr", Terminal())
-    with Reporter("a run", epochs=4, images=600) as reporter:
-        reporter.update(0.5, {"loss": 3.0})
-        reporter.update(2.0, {"loss": 2.0})
-    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", sys.stderr.getvalue())
-    assert re.search(r" 50% .*epoch 3/4  loss 2.0000  [0-9,]+ images/s  a run", shown)
 
 
 def test_the_last_epoch_is_told_unless_all_is_quiet(tmp_path, digits, recipe, capsys):

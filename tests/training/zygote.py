@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from setwise.data import load
+from setwise.losses.presets import objective_of
 from setwise.recipe import Recipe
 from setwise.training.loop import How, train
 
@@ -23,8 +24,9 @@ KILLS = 10
 
 def child(folder: Path, method: str) -> None:
     torch.set_num_threads(1)
-    loss, beta = ("released/simclr-qare", 0.5) if method == "simclr" else (None, None)
-    recipe = Recipe(method=method, loss=loss, beta=beta, epochs=6, batch=30, lr=3e-3)
+    recipe = Recipe.read({"method": method, "epochs": 6, "batch": 30, "optimizer": {"name": "adam", "lr": 3e-3}})
+    if method == "contrastive":
+        recipe = replace(recipe, objective=objective_of("released/simclr-qare", 0.5))
     whole = load("digits")
     data = replace(whole, images=whole.images[:200], labels=whole.labels[:200])
     train(recipe, data, folder, seed=3, how=How(torch.device("cpu"), resume=True, checkpoint_seconds=0.0, quiet=True))

@@ -8,7 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import setwise.register as register
 from setwise.views import PRESETS, Views, contact_sheet, preset
+from setwise.views.pipeline import add_preset
 
 
 def batch(n, channels=3, height=16, width=16, seed=0):
@@ -68,6 +70,55 @@ def test_pair(channels_last):
         assert view.is_contiguous(memory_format=torch.channels_last) == channels_last
     assert not torch.equal(*pair)
     assert pair.flatten(0, 1).data_ptr() == pair.data_ptr()
+
+
+@pytest.mark.parametrize("name", ["self-supervised", "supervised"])
+def test_several(name):
+    images, views, keys = batch(5), preset(name), {"samples": torch.arange(7, 12), "seed": 1, "epoch": 4}
+    whole = views.several(images, 6, **keys)
+    assert whole.shape == (6, 5, 3, 16, 16)
+    assert torch.equal(whole[:2], views.pair(images, **keys))
+    for first, count in ((0, 3), (1, 1), (2, 4), (5, 1)):
+        part = views.several(images, count, first=first, **keys)
+        assert torch.equal(part, whole[first : first + count]), "numbers decide, not how many are drawn"
+    assert torch.equal(views(images, view=3, **keys), whole[3])
+    assert len({view.sum().item() for view in whole}) == 6
+    with pytest.raises(ValueError, match="expected at least one view, got count=0"):
+        views.several(images, 0, **keys)
+
+
+def test_smaller_views():
+    """Multi-crop's: the view of the image's size, reduced; the same whichever batch it is drawn in."""
+    images, keys = batch(5), {"seed": 1, "epoch": 4}
+    views, rows = replace(preset("self-supervised"), size=(8, 6)), torch.arange(5)
+    found = views.several(images, 2, first=2, samples=rows, channels_last=True, dtype=torch.bfloat16, **keys)
+    assert (found.shape, found.dtype) == ((2, 5, 3, 8, 6), torch.bfloat16)
+    assert found[0].is_contiguous(memory_format=torch.channels_last)
+    small = views.several(images, 2, first=2, samples=rows, **keys)
+    assert torch.equal(small[:, 3:], views.several(images[3:], 2, first=2, samples=rows[3:], **keys))
+    whole = replace(views, size=None).several(images, 2, first=2, samples=rows, **keys)
+    means = torch.nn.functional.avg_pool2d(whole.flatten(0, 1), 4)
+    even = replace(views, size=(4, 4)).several(images, 2, first=2, samples=rows, **keys).flatten(0, 1)
+    assert (even - means).abs().mean() < 0.03, "no pixel is left out"
+    assert torch.equal(replace(views, size=(16, 16)).several(images, 2, first=2, samples=rows, **keys), whole)
+    with pytest.raises(ValueError, match=r"expected views of at most \(16, 16\), the images' size, got \(20, 8\)"):
+        replace(views, size=(20, 8)).several(images, 2, samples=rows, **keys)
+    with pytest.raises(ValueError, match=r"expected size to be \(height, width\)"):
+        replace(views, size=(8, 0))
+
+
+def test_a_preset_of_ones_own_is_an_entry_with_all_numbers_as_options(monkeypatch):
+    monkeypatch.setattr(register.views, "_entries", dict(register.views._entries))
+    monkeypatch.setitem(PRESETS, "grey", None)
+    add_preset("grey", Views(grey=1.0, flip=0.5), about="Always grey.")
+    made = register.views.make("grey", {"flip": "0.25", "area": [0.2, 1]}, mean=(0.5,), std=(0.2,))
+    assert (
+        made
+        == Views(grey=1.0, flip=0.25, area=(0.2, 1.0), mean=(0.5,), std=(0.2,))
+        == replace(preset("grey", mean=(0.5,), std=(0.2,)), flip=0.25, area=(0.2, 1.0))
+    )
+    with pytest.raises(ValueError, match="expected an option of 'grey'.*got 'flipp'; did you mean 'flip'"):
+        register.views.make("grey", {"flipp": 1}, mean=(0.5,), std=(0.2,))
 
 
 def test_seed_and_epoch_as_tensors():

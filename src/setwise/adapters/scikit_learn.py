@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from signal import SIGINT
 from tempfile import TemporaryDirectory
@@ -61,7 +60,7 @@ class SetwiseEncoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         """Train on images ``X``; ``y``: labels [N], of any kind, where the method needs them."""
         recipe, device, images = self._recipe(), choose_device(self.device), to_images(X)
         seed = _integer(self.seed, "seed")
-        classes, labels = _labels(y, len(images), recipe.method)
+        classes, labels = _labels(y, len(images), recipe.method.name)
         mean, std = _mean_and_std(images)
         data = ImageSet("arrays", "train", images, labels, classes, mean, std)
         with TemporaryDirectory(prefix="setwise-") as folder:
@@ -91,7 +90,7 @@ class SetwiseEncoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
 
     def _recipe(self) -> Recipe:
         recipe = self.recipe if isinstance(self.recipe, Recipe) else recipe_of_name(self.recipe)
-        if recipe.method == "matching":
+        if recipe.matched:
             raise ValueError(
                 f"expected a recipe that learns from single images, got {self.recipe!r}; `setwise match` trains those"
             )
@@ -99,7 +98,7 @@ class SetwiseEncoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         changes: dict[str, Any] = {name: _integer(n, name) for name, n in counts.items() if n is not None}
         if self.encoder is not None:
             changes["encoder"] = self.encoder
-        return replace(recipe, data="arrays", **changes)
+        return recipe.changed(changes | {"data.source": "arrays"})
 
     def __sklearn_tags__(self) -> Any:
         """Images, not tables."""

@@ -8,7 +8,6 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from setwise.checks import check_count
 from setwise.data import ImageSet, MatchedSet, matched_halves
 from setwise.data.sets import split_sizes
 from setwise.encoders import create, projection_head
-from setwise.experiments.recipes import RECIPES as ALL
+from setwise.experiments.recipes import CELLS
 from setwise.experiments.recipes import recipe as find
 from setwise.kernels.conv_plan import processes_share, share_device
 from setwise.recipe import Recipe
@@ -54,7 +53,7 @@ def images(count: int = IMAGES) -> ImageSet:
 
 def material(recipe: Recipe, count: int = IMAGES) -> ImageSet | MatchedSet:
     """What the recipe trains on: random images, or their halves."""
-    return matched_halves(images(count)) if recipe.method == "matching" else images(count)
+    return matched_halves(images(count)) if recipe.matched else images(count)
 
 
 def ours(
@@ -96,7 +95,7 @@ def plain_loop(recipe: Recipe, data: ImageSet, device: torch.device, seconds: fl
     from torch.utils.data import DataLoader, Dataset
     from torchvision import transforms  # type: ignore[import-not-found,unused-ignore]
 
-    strength = 0.8 if recipe.views == "self-supervised" else 0.4
+    strength = recipe.views["brightness"]
     view = transforms.Compose(
         [
             transforms.ToPILImage(),
@@ -125,10 +124,10 @@ def plain_loop(recipe: Recipe, data: ImageSet, device: torch.device, seconds: fl
         pin_memory=device.type == "cuda",
         persistent_workers=workers > 0,
     )
-    encoder = create(recipe.encoder, stem=recipe.stem)
+    encoder = create(recipe.encoder.name, **recipe.encoder.options)
     width = int(encoder.features)  # type: ignore[arg-type]
-    model = nn.Sequential(encoder, projection_head(width, recipe.hidden, recipe.embedding)).to(device)
-    optimizer = torch.optim.Adam(model.parameters(), lr=recipe.lr)
+    model = nn.Sequential(encoder, projection_head(width, recipe.head.hidden, recipe.head.out)).to(device)
+    optimizer = torch.optim.Adam(model.parameters(), lr=recipe.optimizer["lr"])
     # What the workers have ready before the first step is no measure of what they keep up.
     warm_up = WARM_UP + 2 * workers if device.type == "cuda" else 1
     turn, began = 0, 0.0
@@ -192,7 +191,7 @@ def runs_per_hour(name: str, device: torch.device, concurrent: int, seconds: flo
 
 def _steps_of_run(recipe: Recipe) -> int:
     """Steps of a whole run of the recipe on CIFAR-10: matching learns from the training part of its instances."""
-    samples = split_sizes(recipe.instances or IMAGES)[0] if recipe.method == "matching" else IMAGES
+    samples = split_sizes(recipe.data.instances or IMAGES)[0] if recipe.matched else IMAGES
     return recipe.epochs * len(batch_sizes(samples, recipe.batch, drop_last=recipe.drop_last))
 
 
@@ -264,7 +263,7 @@ def run(
     for encoder in which:
         recipe = find(RECIPES[encoder])
         data = material(recipe, IMAGES if device.type == "cuda" else 2000)
-        plain = replace(recipe, loss=(recipe.loss or "").removesuffix("-qare"), beta=None)
+        plain = recipe.changed({"terms": [], "objective.weight": 1.0})
         ways: dict[str, Callable[[], list[float]]] = {
             "setwise": partial(ours, recipe, data, device, seconds),
             "without_qare": partial(ours, plain, data, device, seconds),
@@ -290,7 +289,7 @@ def run(
     console.print(table)
     for encoder in which if methods else ():
         times = record["encoders"][encoder]["methods"].items()
-        said = ", ".join(f"{find(name).method} {seconds:.2f} s" for name, seconds in times)
+        said = ", ".join(f"{find(name).method.name} {seconds:.2f} s" for name, seconds in times)
         console.print(f"{encoder}, an epoch of other methods: {said or 'there are none'}")
     for encoder in which if concurrent else ():
         rates = {n: runs_per_hour(RECIPES[encoder], device, n, seconds) for n in concurrent}
@@ -311,9 +310,8 @@ def _others(recipe: Recipe) -> list[tuple[str, Recipe]]:
     """The paper's recipes that learn without a contrastive loss, on this one's data and encoder."""
     return [
         (name, it)
-        for name, it in ALL.items()
-        if name.startswith("paper/") and (it.data, it.encoder, it.loss) == (recipe.data, recipe.encoder, None)
-        if it.epochs
+        for name, it in ((name, find(name)) for name, cell in CELLS.items() if cell.form == "paper")
+        if (it.data, it.encoder, it.objective) == (recipe.data, recipe.encoder, None) and it.epochs
     ]
 
 

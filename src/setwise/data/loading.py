@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+import setwise.register as register
 from setwise.checks import check_option, see
 from setwise.data import cifar, cuhk03, digits, folder, tiny_imagenet
 from setwise.data.catalogue import CATALOGUE, recognise
@@ -26,6 +28,7 @@ def load(
     size: int | tuple[int, int] | None = None,
     boxes: cuhk03.Boxes | None = None,
     seed: int | None = None,
+    options: Mapping[str, object] | None = None,
 ) -> ImageSet:
     """One split of a data set: uint8 images [N, C, H, W], labels [N], class names, mean and std.
 
@@ -33,7 +36,8 @@ def load(
     ~/.cache/setwise; decoded images are kept there too, if it can be written), or a path to any of these or to a folder
     of images train/CLASS/*.png|jpg. ``split`` is "train" or "test"; some have "val" too. Only for folders of images and
     CUHK-03: ``size`` to resize to, (height, width) or one number for both. Only for CUHK-03: ``boxes``, "labeled" (the
-    default) or "detected", and ``seed`` of the split by identity (default 0).
+    default) or "detected", and ``seed`` of the split by identity (default 0). Only for a source that you registered
+    (``sw.register.data``): its own ``options``.
 
     Examples:
         >>> digits = sw.data.load("digits", split="test")
@@ -42,6 +46,10 @@ def load(
     """
     kind, path, where = _find(name, root)
     pair = _check_options(kind, size=size, boxes=boxes, seed=seed)
+    if kind in register.data:
+        return _made(kind, where, split, options or {})
+    if options:
+        raise ValueError(f"expected no options for {kind}, got {', '.join(options)}; registered sources have some")
     if kind == "digits":
         return digits.load(split)
     if kind in cifar.SPECS:
@@ -94,6 +102,8 @@ def halves_to_spare(name: str | os.PathLike[str], root: str | os.PathLike[str] |
 def _find(name: str | os.PathLike[str], root: str | os.PathLike[str] | None) -> tuple[str, Path, Path]:
     """Which data set, where, and the root."""
     where = root_of(root)
+    if isinstance(name, str) and name in register.data:
+        return name, where, where
     if isinstance(name, str) and name in CATALOGUE:
         if name == "digits":
             return name, where, where
@@ -107,8 +117,19 @@ def _find(name: str | os.PathLike[str], root: str | os.PathLike[str] | None) -> 
         return name, path, where
     path = Path(name).expanduser().resolve()
     if isinstance(name, str) and not path.exists() and os.sep not in name:
-        check_option(name, tuple(CATALOGUE), "the data set, where there is no such file or folder,")
+        check_option(name, (*CATALOGUE, *register.data), "the data set, where there is no such file or folder,")
     return recognise(path), path, where
+
+
+def _made(name: str, root: Path, split: str, options: Mapping[str, object]) -> ImageSet:
+    """A split of a registered source."""
+    entry = register.data[name]
+    found = entry.make(root, split, **entry.fill(options))
+    if not isinstance(found, ImageSet):
+        raise ValueError(
+            f"expected the data source {name!r} to give a setwise.data.ImageSet, got {type(found).__name__}"
+        )
+    return found
 
 
 def _check_options(

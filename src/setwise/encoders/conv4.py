@@ -16,6 +16,7 @@ class Conv4(nn.Module):
     """Blocks of 8, 16, 32, 64 channels: conv 3×3 → BatchNorm → ReLU → average pool 2×2, the last pools globally."""
 
     features = 64
+    least = 8  # pixels a side: three pools halve them
 
     def __init__(self, channels: int = 3) -> None:
         super().__init__()

@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+import setwise.register as register
 from setwise.checks import check_number, check_option
-from setwise.encoders import NAMES, create
+from setwise.encoders import create
 from setwise.training.checkpoint import replacing
 from setwise.version import __version__
 
@@ -148,7 +149,7 @@ def _described(config: dict[str, Any], image_shape: tuple[int, int, int]) -> dic
 
 def _check_config(about: dict[str, Any]) -> None:
     """Raise unless an encoder can be built by it."""
-    check_option(about["name"], NAMES, "name")
+    check_option(about["name"], tuple(register.encoder), "name")
     check_option(about["stem"], ("imagenet", "cifar"), "stem")
     if not isinstance(about["size"], list) or len(about["size"]) != 2:
         raise ValueError(f"expected size as [H, W], got {about['size']!r}")
@@ -211,7 +212,8 @@ def _build(about: dict[str, Any], tensors: dict[str, Tensor], source: str) -> nn
     """The encoder of this description with these weights, in eval mode."""
     # Without memory at first: what a foreign config asks for is compared with what is there before it is allocated.
     with torch.device("meta"):
-        model = create(about["name"], channels=about["channels"], stem=about["stem"])
+        stem = {"stem": about["stem"]} if "stem" in register.encoder[about["name"]].options else {}
+        model = create(about["name"], channels=about["channels"], **stem)
     wanted = {name: (tuple(x.shape), x.dtype) for name, x in model.state_dict().items()}
     found = {name: (tuple(x.shape), x.dtype) for name, x in tensors.items()}
     for name in sorted(wanted.keys() | found.keys()):

@@ -6,10 +6,12 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
+from setwise.experiments import records
 from setwise.experiments.ablation import bests_of, is_ablation
 from setwise.experiments.chart import Interval
 from setwise.experiments.collected import TERMS, Group, Row, probed
 from setwise.experiments.figures import sweeps
+from setwise.experiments.objectives import preset_of, weight_of
 from setwise.experiments.paper_numbers import SAFE_WEIGHTS, word
 from setwise.experiments.spectra import by_seed, last_look
 from setwise.experiments.statistics import MeanStd, PairedDifference, holm, mean_std, paired_difference
@@ -233,8 +235,8 @@ def _best_holds(found: Sequence[Group]) -> list[Found]:
 
 def _loss(row: Row) -> tuple[object, object]:
     """Which loss its runs had, whatever their recipe is called."""
-    recipe = next(iter(row.runs.values())).record["recipe"]
-    return recipe.get("loss"), recipe.get("beta")
+    recipe = records.recipe_of(next(iter(row.runs.values())).record)
+    return preset_of(recipe) or recipe.objective, weight_of(recipe)
 
 
 # The question, the claim in few words, what the paper says, and what answers it.

@@ -6,22 +6,28 @@ recipes in the same way: a run of 4 epochs is never compared with one of 50. All
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from setwise.experiments import records
+from setwise.experiments.objectives import objective_words, preset_of, same_objective, weight_of
 from setwise.experiments.paper_numbers import word
-from setwise.experiments.recipes import MATCHING_LOSSES, RECIPES
+from setwise.experiments.recipes import CELLS, MATCHING_LOSSES, recipe
 from setwise.experiments.statistics import MeanStd, PairedDifference, mean_std, number, paired_difference
+from setwise.losses.objective import Choice
+from setwise.recipe import CHOSEN, Recipe, flat
 
 TERMS = {"": "", "qare": "QARe", "gap": "alignment gap", "control": "structural difference"}
-CHOSEN = ("gap", "control")  # their weights are ours to choose; QARe's is the paper's
+OUR_TERMS = ("gap", "control")  # their weights are ours to choose; QARe's is the paper's
 METHODS = ("supervised", "random", "deepcluster", "rotation", "deepinfomax", "simclr", "sparseclr")
 FEWEST = 3  # weights that make a sweep
 FORMS = ("paper", "released", "modern")
+_PLACES = {(cell.kind, cell.form, cell.data, cell.encoder, cell.base, cell.term) for cell in CELLS.values()}
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,7 @@ class Run:
     usual: bool  # loss and weight are the named recipe's
     changed: str  # what else of the named recipe was changed, in words
     seed: int
+    validation: int  # training images that were tested on instead of the test split
 
 
 @dataclass(frozen=True)
@@ -108,7 +115,7 @@ class Group:
 
     def is_main(self, row: Row) -> bool:
         """Whether a row has the recipe's weight, or the chosen one: the others are for tables and sweeps only."""
-        return not row.said or (self.kind == "matching" and row.term in CHOSEN)
+        return not row.said or (self.kind == "matching" and row.term in OUR_TERMS)
 
     def sweep(self, base: str) -> dict[float, Row]:
         """QARe with this loss by its weight, ascending, if enough weights were run to speak of a sweep."""
@@ -153,45 +160,55 @@ def collect(results: Path) -> tuple[list[Run], list[str]]:
 
 
 def _run(place: str, record: dict[str, Any]) -> Run:
-    name, recipe, seed = record.get("name"), record.get("recipe"), record.get("seed")
-    if not isinstance(name, str) or name not in RECIPES:
+    name, seed = record.get("name"), record.get("seed")
+    if not isinstance(name, str) or name not in CELLS:
         raise ValueError(f"expected a run of a named recipe, got {name!r}")
-    if not isinstance(recipe, dict) or isinstance(seed, bool) or not isinstance(seed, int):
+    if not isinstance(record.get("recipe"), dict) or isinstance(seed, bool) or not isinstance(seed, int):
         raise ValueError("expected a record with its recipe and its seed, got neither or one of them")
     records.check_final(record)
-    named = RECIPES[name]
-    usual = named.as_json()
-    matching = named.method == "matching"
-    if matching:
-        whole = (named.loss or "").split("/")[1].removeprefix("matching-")
-    else:
-        whole = name.split("/")[1].removeprefix(f"{named.data}-{named.encoder}-")
-    base, _, term = whole.rpartition("-")
-    if term not in TERMS or not base:
-        base, term = whole, ""
-    recipe = records.whole_recipe(record)
-    changed = {key: value for key, value in sorted(recipe.items()) if key not in usual or value != usual[key]}
-    loss, weight, instances = str(changed.pop("loss", "")), recipe["beta"], recipe["instances"]
-    if number(weight) is None and (weight is not None or usual["beta"] is not None):
-        raise ValueError(f"expected a number as the weight, got {weight!r}")
-    if instances is not None and not isinstance(instances, int):
-        raise ValueError(f"expected a number of instances, got {instances!r}")
+    cell, mine = CELLS[name], records.recipe_of(record)
+    weight, loss, usual, changed = _against(name, json.dumps(record["recipe"]))
     return Run(
         path=place,
         record=record,
-        kind="matching" if matching else "classification",
-        form=name.split("/")[0],
-        data=named.data,
-        encoder=named.encoder,
-        instances=instances,
-        base=base,
-        term=term,
+        kind=cell.kind,
+        form=cell.form,
+        data=cell.data,
+        encoder=cell.encoder,
+        instances=mine.data.instances,
+        base=cell.base,
+        term=cell.term,
         weight=weight,
         loss=loss,
-        usual=not loss and weight == usual["beta"],
-        changed=", ".join(f"{key} {value}" for key, value in changed.items() if key not in ("beta", "instances")),
+        usual=usual,
+        changed=changed,
         seed=seed,
+        validation=mine.data.validation,
     )
+
+
+@lru_cache(maxsize=256)
+def _against(name: str, text: str) -> tuple[float | None, str, bool, str]:
+    """Weight, other loss, whether both are the named recipe's, and what else differs; ``text``: a recipe as JSON."""
+    named, mine = recipe(name), records.recipe_of({"recipe": json.loads(text)})
+    weight = weight_of(mine)
+    loss = "" if same_objective(mine, named) else preset_of(mine) or objective_words(mine, named)
+    return weight, loss, not loss and weight == weight_of(named), ", ".join(_changes(mine, named))
+
+
+def _changes(mine: Recipe, named: Recipe) -> list[str]:
+    """What differs from the named recipe beside the objective, in words; of a part of another name, from defaults."""
+    words, usual = [], flat(named.tree())
+    for part, (registry, key) in CHOSEN.items():
+        name = getattr(mine, part).name
+        if name != getattr(named, part).name:
+            words.append(f"{part} {name}")
+            usual |= flat({part: Choice.read(registry, name, key).tree(key)})
+    for path, value in flat(mine.tree()).items():
+        if value != usual.get(path) and path not in ("about", "data.instances") and not path.startswith("objective."):
+            option = path.partition(".")[2].replace(".", "_") or path  # evaluation.probe.epochs: probe_epochs
+            words.append(f"{option} {value}")
+    return sorted(words)
 
 
 def groups(runs: Iterable[Run]) -> list[Group]:
@@ -225,12 +242,11 @@ def _group(key: tuple[Any, ...], runs: list[Run]) -> Group:
     else:
         title = f"Linear probe, {word(data)}, {word(encoder)}, {form} form"
         name = f"classification-{form}-{data}-{encoder}"
-        start = f"{form}/{data}-{encoder}"
-        wanted = [(b, t) for b in METHODS for t in TERMS if "-".join(filter(None, (start, b, t))) in RECIPES]
+        wanted = [(b, t) for b in METHODS for t in TERMS if (kind, form, data, encoder, b, t) in _PLACES]
     rows, choices = [], []
     for base, term in wanted:
         mine = [run for run in runs if (run.base, run.term) == (base, term)]
-        if kind == "matching" and term in CHOSEN:
+        if kind == "matching" and term in OUR_TERMS:
             row, said = _chosen(base, term, [run for run in mine if not run.loss])
             rows.append(row)
             choices += [(f"{word(base)} + {TERMS[term]}", said)] if said else []
@@ -264,8 +280,7 @@ def _group(key: tuple[Any, ...], runs: list[Run]) -> Group:
 
 
 def _kept_apart(runs: Sequence[Run]) -> int:
-    found = runs[0].record["recipe"].get("validation") if runs else None
-    return found if isinstance(found, int) and number(found) else 0
+    return runs[0].validation if runs else 0
 
 
 def _chosen(base: str, term: str, runs: list[Run]) -> tuple[Row, str]:

@@ -11,8 +11,10 @@ from setwise.checks import check_option
 from setwise.experiments import records
 from setwise.experiments.ablation import bests_of, is_ablation
 from setwise.experiments.collected import collect, groups
+from setwise.experiments.objectives import weight_of
 from setwise.experiments.recipes import DATA, MATCHING_DATA, MATCHING_LOSSES, recipe
-from setwise.recipe import Recipe
+from setwise.losses.presets import objective_of
+from setwise.recipe import Recipe, flat
 from setwise.training.surroundings import plain_path
 
 
@@ -40,17 +42,29 @@ class Job:
         if not path.exists():
             return
         found = records.read(path)
-        theirs, mine = records.whole_recipe(found), self.recipe.as_json()
-        mine["data"] = plain_path(self.recipe.data)
-        other = [key for key, value in theirs.items() if key not in mine or value != mine[key]]
+        try:
+            theirs, mine = flat(records.recipe_of(found).tree()), flat(self.recipe.tree())
+            records.check_final(found)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
+        mine["data.source"] = plain_path(self.recipe.data.source)
+        other = [key for key in mine | theirs if key != "about" and theirs.get(key) != mine.get(key)]
         other += [key for key, value in (("name", self.name), ("seed", self.seed)) if found.get(key) != value]
         if other:
             names = ", ".join(other)
             raise ValueError(f"expected the record of this run at {path}, got another's ({names} differ)")
-        try:
-            records.check_final(found)
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from error
+
+
+def weighed(recipe: Recipe, weight: float) -> Recipe:
+    """The recipe with another weight of its set-level term."""
+    assert recipe.objective is not None
+    (term,) = recipe.objective.terms
+    return replace(recipe, objective=replace(recipe.objective, terms=(replace(term, weight=weight),)))
+
+
+def with_loss(recipe: Recipe, preset: str, weight: float | None = None) -> Recipe:
+    """The recipe with the objective of a preset."""
+    return replace(recipe, objective=objective_of(preset, weight))
 
 
 @dataclass(frozen=True)
@@ -82,12 +96,12 @@ def table1(asked: Asked) -> list[Job]:
                 jobs.append(Job(name, recipe(name), seed))
             for term, weights in GRID.items():
                 name = f"setwise/{data}-matching-{loss}-{term}"
-                jobs += [Job(name, replace(recipe(name), beta=x), seed, f"beta-{x:g}") for x in weights]
+                jobs += [Job(name, weighed(recipe(name), x), seed, f"beta-{x:g}") for x in weights]
     if instances is not None:
         jobs = [
             replace(
                 job,
-                recipe=replace(job.recipe, instances=instances),
+                recipe=job.recipe.changed({"data.instances": instances}),
                 variant="-".join(filter(None, (job.variant, f"n{instances}"))),
             )
             for job in jobs
@@ -119,7 +133,7 @@ def table3(asked: Asked) -> list[Job]:
     jobs = _classification(("simclr", "sparseclr", "sparseclr-qare"), asked)
     for encoder in ("conv4", "resnet32"):
         name = f"released/{asked.data}-{encoder}-sparseclr-qare"
-        jobs += [Job(name, replace(recipe(name), beta=0.0), seed, "beta-0") for seed in asked.seeds]
+        jobs += [Job(name, weighed(recipe(name), 0.0), seed, "beta-0") for seed in asked.seeds]
     return jobs
 
 
@@ -130,8 +144,10 @@ def fig_beta(asked: Asked) -> list[Job]:
         name = f"released/{asked.data}-{encoder}-simclr-qare"
         for step in range(16):
             beta = 0.125 * step
-            variant = "" if beta == recipe(name).beta else f"beta-{beta:g}"  # the recipe's own weight is Table 2's run
-            jobs += [Job(name, replace(recipe(name), beta=beta), seed, variant) for seed in asked.seeds]
+            variant = (
+                "" if beta == weight_of(recipe(name)) else f"beta-{beta:g}"
+            )  # the recipe's own weight is Table 2's run
+            jobs += [Job(name, weighed(recipe(name), beta), seed, variant) for seed in asked.seeds]
     return jobs
 
 
@@ -154,16 +170,16 @@ VALIDATION = 5000  # training images to choose by
 def ablation(asked: Asked) -> list[Job]:
     """What of QARe helps: one factor at a time from released/simclr on Conv-4, tested on a part of the training set."""
     base = f"released/{asked.data}-conv4-simclr"
-    kept = replace(recipe(base), validation=VALIDATION)
+    kept = recipe(base).changed({"data.validation": VALIDATION})
     jobs = []
     for seed in sorted({*asked.seeds, *ABLATION_SEEDS}):
         jobs.append(Job(base, kept, seed, "validation"))
         for name in ("cold", "mean", "clamp"):
-            jobs.append(Job(base, replace(kept, loss=f"ablation/simclr-{name}"), seed, f"validation-{name}"))
+            jobs.append(Job(base, with_loss(kept, f"ablation/simclr-{name}"), seed, f"validation-{name}"))
         for name, weights in ABLATION_WEIGHTS.items():
             loss = "released/simclr-qare" if name == "clamp-qare" else f"ablation/simclr-{name}"
             for beta in weights:
-                changed = replace(kept, loss=loss, beta=beta)
+                changed = with_loss(kept, loss, beta)
                 jobs.append(Job(base, changed, seed, f"validation-{name}-{beta:g}"))
     return jobs
 
@@ -192,18 +208,19 @@ def confirm(asked: Asked) -> list[Job]:
             jobs.append(Job(name, recipe(name), seed))
             for loss, beta in sorted(best, key=str):
                 word = loss.split("/")[1] + ("" if beta is None else f"-{beta:g}")
-                jobs.append(Job(name, replace(recipe(name), loss=loss, beta=beta), seed, word))
+                jobs.append(Job(name, with_loss(recipe(name), loss, beta), seed, word))
     return jobs
 
 
 # What could keep ResNet-32 below the paper's number: the loss's form; all on a quarter of the epochs; float32, which is
 # slow, on a tenth.
 QUARTER, TENTH = {"epochs": 50}, {"epochs": 20}
+MEAN = {"objective.reduction": "mean"}
 SHORTFALL: dict[str, dict[str, Any]] = {
-    "mean": {"loss": "ablation/simclr-mean"},
+    "mean": MEAN,
     "quarter": QUARTER,
-    "quarter-mean": QUARTER | {"loss": "ablation/simclr-mean"},
-    "quarter-xavier": QUARTER | {"initial": "xavier"},
+    "quarter-mean": QUARTER | MEAN,
+    "quarter-xavier": QUARTER | {"encoder.weights": "xavier"},
     "quarter-drop-last": QUARTER | {"drop_last": True},
     "quarter-modern-views": QUARTER | {"views": "modern"},
     "tenth": TENTH,
@@ -216,7 +233,7 @@ def shortfall(asked: Asked) -> list[Job]:
     name = f"released/{asked.data}-resnet32-simclr"
     jobs = [Job(name, recipe(name), seed) for seed in asked.seeds]
     for word, changes in SHORTFALL.items():
-        jobs += [Job(name, replace(recipe(name), **changes), seed, word) for seed in asked.seeds]
+        jobs += [Job(name, recipe(name).changed(changes), seed, word) for seed in asked.seeds]
     return jobs
 
 

@@ -53,7 +53,7 @@ def matching_data(recipe: Recipe, root: Path | None) -> MatchingData:
 
     Halves of a set's own test images are the held-out sets; CUHK-03 has none, nor has a folder without a test folder.
     """
-    return _matching_data(recipe.data, root, recipe.split_seed, recipe.instances)
+    return _matching_data(recipe.data.source, root, recipe.data.split_seed, recipe.data.instances)
 
 
 @lru_cache(maxsize=1)  # many runs in a row are of the same data

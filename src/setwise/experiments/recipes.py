@@ -5,21 +5,23 @@
     modern/cifar10-resnet18-...     what today's libraries train on CIFAR-10, with and without the set-level term
     paper/DATA-matching-LOSS        instance matching (Table 1), plain and -qare; setwise/...-gap and -control are ours
 
-DATA: digits (ours), cifar10, cifar100, tiny-imagenet. ENCODER: conv4, resnet8, resnet32, resnet56. METHOD: simclr,
-simclr-qare, sparseclr, sparseclr-qare, supervised, random, rotation, deepcluster, deepinfomax. Matching: DATA is
-cuhk03, or cifar10 or digits, whose images are cut into halves; LOSS is triplet, infonce, nt-logistic or sparseclr.
+A name is a key and nothing more: what stands behind it is a ``Cell``, of which the recipe is composed when it is
+asked for.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cache
 
-from setwise.recipe import Recipe
+from setwise.losses.presets import objective_of
+from setwise.recipe import Recipe, Tree
 
 DATA = ("digits", "cifar10", "cifar100", "tiny-imagenet")
 ENCODERS = ("conv4", "resnet8", "resnet32", "resnet56")
 FORMS = ("paper", "released")
+CONTRASTIVE = ("simclr", "sparseclr")
 # Table 4. For what it does not list (digits, other depths): the middle of the range 0.75 to 1.25 that the paper
 # calls safe.
 BETA = {
@@ -30,104 +32,150 @@ BETA = {
 }
 OTHER_BETA = 1.0
 PADDING = {"tiny-imagenet": 8, "digits": 1}  # an eighth of the image, as 4 is of CIFAR's 32 pixels
-
-_BASELINES = {
-    "supervised": {"views": "supervised", "optimizer": "sgd", "lr": 0.1, "schedule": "steps"},
-    "random": {"views": "none", "epochs": 0},
-    "rotation": {"views": "supervised"},
-    "deepcluster": {"views": "supervised"},
-    "deepinfomax": {"views": "flip", "lr": 1e-4, "drop_last": True},
+BASELINES: dict[str, Tree] = {
+    "supervised": {"views": {"preset": "supervised"}, "optimizer": {"name": "sgd", "lr": 0.1}, "schedule": "steps"},
+    "random": {"views": {"preset": "none"}, "epochs": 0},
+    "rotation": {"views": {"preset": "supervised"}},
+    "deepcluster": {"views": {"preset": "supervised"}},
+    "deepinfomax": {"views": {"preset": "flip"}, "optimizer": {"name": "adam", "lr": 1e-4}, "drop_last": True},
 }
-_CONTRASTIVE = ("simclr", "simclr-qare", "sparseclr", "sparseclr-qare")
-# ResNet-18 as lightly's and solo-learn's CIFAR-10 examples train it: SGD 0.06 per 256 images, cosine, a head of
-# 512 -> 512 -> 128, temperature 0.5 among the 2N - 1 others.
-_MODERN = Recipe(
-    data="cifar10",
-    method="simclr",
-    encoder="resnet18",
-    stem="cifar",
-    loss="modern/simclr",
-    hidden=512,
-    embedding=128,
-    views="modern",
-    epochs=1000,
-    batch=512,
-    drop_last=True,
-    optimizer="sgd",
-    lr=0.12,
-    weight_decay=5e-4,
-    schedule="cosine",
-    warmup=10,
-)
-
-# The matching recipe, ours where the paper is silent (see the notes on the paper): ResNet-18 from scratch, 64
-# dimensions, unit vectors, Euclidean distances. As many halves as CUHK-03 has identities.
-_MATCHING = Recipe(
-    data="cuhk03",
-    method="matching",
-    encoder="resnet18",
-    stem="imagenet",
-    loss="paper/matching-infonce",
-    views="matching",
-    epochs=50,
-    drop_last=True,
-    lr=0.01,
-    schedule="cosine",
-)
-_MATCHING_DATA = {
-    "cuhk03": _MATCHING,
-    "cifar10": replace(_MATCHING, data="cifar10", stem="cifar", instances=1467),
-    "digits": replace(_MATCHING, data="digits", encoder="resnet8", padding=PADDING["digits"]),  # a small one, for a CPU
-}
-MATCHING_DATA = tuple(_MATCHING_DATA)
+MATCHING_DATA = ("cuhk03", "cifar10", "digits")
 MATCHING_LOSSES = ("triplet", "infonce", "nt-logistic", "sparseclr")
 # Weights of the terms that are not the paper's: those that a validation split chose beside InfoNCE with 1,467 halves
 # of CIFAR-10 images, ten seeds (results/runs). Other losses and data want others.
 MATCHING_WEIGHTS = {"gap": 10.0, "control": 1.0}
 
 
-def _paper(form: str, data: str, encoder: str, method: str) -> Recipe:
-    base = Recipe(
-        data=data,
-        encoder=encoder,  # type: ignore[arg-type]
-        initial="xavier" if form == "paper" else "released",
-        loss=f"{form}/{method}" if method in _CONTRASTIVE else None,
-        beta=BETA.get((encoder, method.removesuffix("-qare")), {}).get(data, OTHER_BETA) if "qare" in method else None,
-        method=method.removesuffix("-qare"),  # type: ignore[arg-type]
-        padding=PADDING.get(data, 4),
-        adversarial=form == "paper",
-        epochs=0 if method == "random" else 200,
+@dataclass(frozen=True)
+class Cell:
+    """Where a recipe stands in the paper's tables, or in ours."""
+
+    kind: str  # "matching" or "classification"
+    form: str  # "paper", "released", "modern" or "setwise": whose losses
+    data: str
+    encoder: str
+    base: str  # the pairwise loss, or the method
+    term: str = ""  # "qare", "gap", "control" or none
+
+    @property
+    def name(self) -> str:
+        """The recipe's name."""
+        parts = (self.data, "matching" if self.kind == "matching" else self.encoder, self.base, self.term)
+        return f"{self.form}/" + "-".join(filter(None, parts))
+
+    def recipe(self) -> Recipe:
+        """Its recipe."""
+        if self.kind == "matching":
+            return _matching(self)
+        return _modern(self) if self.form == "modern" else _classification(self)
+
+
+def _loss(cell: Cell) -> str:
+    return "-".join(filter(None, (f"{cell.form}/{cell.base}", cell.term)))
+
+
+def _about(cell: Cell) -> str:
+    term = {"qare": " with QARe", "gap": " with the alignment gap", "control": " with the structural difference"}
+    whose = {"paper": "as the paper's text says", "released": "as the released code computes"}.get(cell.form, "")
+    what = "matching by " if cell.kind == "matching" else ""
+    words = f"{what}{cell.base}{term.get(cell.term, '')} on {cell.data}, {cell.encoder}"
+    return f"{words}, {whose}" if whose else words
+
+
+def _classification(cell: Cell) -> Recipe:
+    """Tables 2 and 3."""
+    contrastive = cell.base in CONTRASTIVE
+    beta = BETA.get((cell.encoder, cell.base), {}).get(cell.data, OTHER_BETA) if cell.term else None
+    tree: Tree = {
+        "about": _about(cell),
+        "method": {"name": "contrastive" if contrastive else cell.base},
+        "data": {"source": cell.data},
+        "encoder": {"name": cell.encoder, "weights": "xavier" if cell.form == "paper" else "released"},
+        "views": {"preset": "self-supervised"},
+    } | BASELINES.get(cell.base, {})
+    tree["views"] = tree["views"] | {"padding": PADDING.get(cell.data, 4)}
+    if contrastive:
+        tree["objective"] = objective_of(_loss(cell), beta).tree()
+    if cell.base == "deepinfomax":
+        tree["method"]["adversarial"] = cell.form == "paper"
+    return Recipe.read(tree)
+
+
+def _modern(cell: Cell) -> Recipe:
+    """ResNet-18 as lightly's and solo-learn's CIFAR-10 examples train it.
+
+    SGD 0.06 per 256 images, cosine, a head of 512 -> 512 -> 128, temperature 0.5 among the 2N - 1 others.
+    """
+    return Recipe.read(
+        {
+            "about": _about(cell),
+            "data": {"source": cell.data},
+            "encoder": {"name": cell.encoder, "stem": "cifar"},
+            "head": {"hidden": 512, "out": 128},
+            "views": "modern",
+            "epochs": 1000,
+            "batch": 512,
+            "drop_last": True,
+            "optimizer": {"name": "sgd", "lr": 0.12, "weight_decay": 5e-4},
+            "schedule": {"name": "cosine", "warmup": 10},
+            "objective": objective_of(_loss(cell), OTHER_BETA if cell.term else None).tree(),
+        }
     )
-    return replace(base, **_BASELINES.get(method, {}))  # type: ignore[arg-type]
 
 
-RECIPES: dict[str, Recipe] = {
-    f"{form}/{data}-{encoder}-{method}": _paper(form, data, encoder, method)
-    for form in FORMS
-    for data in DATA
-    for encoder in ENCODERS
-    for method in (*_CONTRASTIVE, *_BASELINES)
-} | {
-    "modern/cifar10-resnet18-simclr": _MODERN,
-    "modern/cifar10-resnet18-simclr-qare": replace(_MODERN, loss="modern/simclr-qare", beta=OTHER_BETA),
-    "modern/cifar10-resnet18-simclr-gap": replace(_MODERN, loss="modern/simclr-gap", beta=OTHER_BETA),
-}
-for _data, _recipe in _MATCHING_DATA.items():
-    for _loss in MATCHING_LOSSES:
-        for _end in ("", "-qare"):
-            _name = f"matching-{_loss}{_end}"
-            RECIPES[f"paper/{_data}-{_name}"] = replace(_recipe, loss=f"paper/{_name}")
-        for _end, _weight in MATCHING_WEIGHTS.items():
-            _name = f"matching-{_loss}-{_end}"
-            RECIPES[f"setwise/{_data}-{_name}"] = replace(_recipe, loss=f"setwise/{_name}", beta=_weight)
+def _matching(cell: Cell) -> Recipe:
+    """Table 1; ours where the paper is silent (see the notes on the paper).
+
+    ResNet-18 from scratch, 64 dimensions, unit vectors, Euclidean distances. As many halves as CUHK-03 has identities.
+    """
+    name = "-".join(filter(None, (f"{cell.form}/matching-{cell.base}", cell.term)))
+    encoder = {"name": cell.encoder}
+    if cell.encoder == "resnet18":
+        encoder["stem"] = "imagenet" if cell.data == "cuhk03" else "cifar"
+    return Recipe.read(
+        {
+            "about": _about(cell),
+            "method": "matching",
+            "data": {"source": cell.data, "instances": 1467 if cell.data == "cifar10" else None},
+            "encoder": encoder,
+            "views": {"preset": "matching", "padding": PADDING["digits"] if cell.data == "digits" else 4},
+            "epochs": 50,
+            "drop_last": True,
+            "optimizer": {"name": "adam", "lr": 0.01},
+            "schedule": "cosine",
+            "objective": objective_of(name, MATCHING_WEIGHTS.get(cell.term)).tree(),
+        }
+    )
 
 
+def _all() -> list[Cell]:
+    terms = [(base, term) for base in CONTRASTIVE for term in ("", "qare")] + [(base, "") for base in BASELINES]
+    cells = [
+        Cell("classification", form, data, encoder, base, term)
+        for form in FORMS
+        for data in DATA
+        for encoder in ENCODERS
+        for base, term in terms
+    ]
+    cells += [Cell("classification", "modern", "cifar10", "resnet18", "simclr", term) for term in ("", "qare", "gap")]
+    for data in MATCHING_DATA:
+        encoder = "resnet8" if data == "digits" else "resnet18"  # a small one, for a CPU
+        for loss in MATCHING_LOSSES:
+            cells += [Cell("matching", "paper", data, encoder, loss, term) for term in ("", "qare")]
+            cells += [Cell("matching", "setwise", data, encoder, loss, term) for term in MATCHING_WEIGHTS]
+    return cells
+
+
+CELLS: dict[str, Cell] = {cell.name: cell for cell in _all()}
+
+
+@cache
 def recipe(name: str) -> Recipe:
     """The recipe of that name; an unknown one is answered with the nearest that are known."""
-    if name not in RECIPES:
-        near = get_close_matches(name, RECIPES, n=3, cutoff=0.3)
+    if name not in CELLS:
+        near = get_close_matches(name, CELLS, n=3, cutoff=0.3)
         raise ValueError(
             f"expected the name of a recipe, got {name!r}; did you mean {', '.join(near) if near else 'paper/...'}? "
             "`setwise recipes` lists all of them"
         )
-    return RECIPES[name]
+    return CELLS[name].recipe()

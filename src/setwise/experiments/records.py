@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from setwise.experiments.statistics import number
-from setwise.recipe import Recipe
+from setwise.recipe import Recipe, flat, upgrade
 from setwise.training.checkpoint import Checkpoint, write_text
 from setwise.training.engine import Engine
 from setwise.training.surroundings import plain_path, same, surroundings
@@ -28,7 +29,7 @@ def of_run(name: str, engine: Engine, last: Checkpoint, data: dict[str, Any]) ->
     earlier = [sitting for sitting in last.sittings if not same(sitting, here)]
     return {
         "name": name,
-        "recipe": engine.recipe.as_json() | {"data": plain_path(engine.recipe.data)},
+        "recipe": _private(engine.recipe).tree(),
         "seed": engine.seed,
         "precision": engine.precision,
         "processes": engine.processes.size,
@@ -86,7 +87,27 @@ def check_final(record: dict[str, Any]) -> None:
             raise ValueError(f"expected {measure} to be a share, from 0 to 1, got {str(value)[:40]}")
 
 
-def whole_recipe(record: dict[str, Any]) -> dict[str, Any]:
+def recipe_of(record: dict[str, Any]) -> Recipe:
     """A record's recipe; a field that is younger than the record has its default, what was done before the choice."""
-    found = record.get("recipe")
-    return {one.name: one.default for one in fields(Recipe)} | (found if isinstance(found, dict) else {})
+    try:
+        return _recipe(json.dumps(record.get("recipe", {})))
+    except RecursionError as error:
+        raise ValueError("expected a recipe's tables, got tables within tables without end") from error
+
+
+@lru_cache(maxsize=256)  # the seeds of a run have one recipe, and their records lie beside each other
+def _recipe(text: str) -> Recipe:
+    return Recipe.read(json.loads(text))
+
+
+def fields_of(record: dict[str, Any]) -> dict[str, Any]:
+    """Every field of a record's recipe by its path, whether what it names is registered here or not."""
+    tree = record.get("recipe")
+    if not isinstance(tree, dict):
+        raise ValueError("expected a record with its recipe, got none")
+    return flat(upgrade(tree) if "initial" in tree else tree)
+
+
+def _private(recipe: Recipe) -> Recipe:
+    """The recipe with a path's last part alone: where things lie on a machine is nobody's business."""
+    return replace(recipe, data=replace(recipe.data, source=plain_path(recipe.data.source)))

@@ -10,11 +10,14 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import setwise.register as register
 from setwise.checks import see
+from setwise.experiments import records
 from setwise.experiments.ablation import ablation_answer, ablation_table, is_ablation
 from setwise.experiments.claims import claims, differences, lead, pictured, settings
 from setwise.experiments.collected import Group, Run, collect, groups, mean_curve, sittings
 from setwise.experiments.figures import Timing, cost_table, costs_onto, sweep_onto, sweep_table, sweeps, timings
+from setwise.experiments.own_runs import AnyRun
 from setwise.experiments.page import Page
 from setwise.experiments.paper_numbers import word
 from setwise.experiments.spectra import looks_table, spectra_onto
@@ -28,6 +31,12 @@ PICTURED = (
     "An arrow: further than drawn; a mean there has no dot."
 )
 LONGEST = 120  # of a file's name: file systems take 255 bytes
+
+
+def own_tables(found: Sequence[Group]) -> list[Table]:
+    """Those that users registered, each made of all runs."""
+    runs = [AnyRun(r.path, r.record, records.fields_of(r.record), r.seed) for group in found for r in group.runs]
+    return [entry.make(runs) for entry in register.table.values()]
 
 
 def report(results: Path, out: Path) -> list[Path]:
@@ -74,6 +83,7 @@ def all_tables(found: Sequence[Group], timed: Sequence[Timing] = ()) -> list[Tab
         *filter(None, [changes_table(found)]),
         *filter(None, map(looks_table, more)),
         *map(cost_table, timed),
+        *own_tables(found),
     ]
 
 
@@ -105,6 +115,10 @@ def make_page(found: Sequence[Group], aside: Sequence[str], timed: Sequence[Timi
             ablation_table(group).onto(page)
         if changes:
             changes.onto(page)
+    if own := own_tables(found):
+        page.heading("Tables of your own")
+        for table in own:
+            table.onto(page)
     spectra_onto(page, more)
     costs_onto(page, timed)
     if found:

@@ -30,7 +30,7 @@ from setwise.experiments.matching import run_matching
 from setwise.experiments.recipes import recipe
 from setwise.kernels.conv_plan import processes_share, share_device
 from setwise.locks import Taken, locked
-from setwise.recipe import CONTRASTIVE, Recipe
+from setwise.recipe import Recipe
 from setwise.terminal import visible
 from setwise.training.checkpoint import remove_unfinished, write_text
 from setwise.training.errors import Interrupted, TrainingError, out_of_memory
@@ -53,14 +53,14 @@ def estimate(jobs: Sequence[Job], results: Path) -> list[float | None]:
                 measured[_step(recipe(row["recipe"]))] = float(row["setwise_ms"])
                 for name, seconds in row.get("methods", {}).items():
                     it = recipe(name)
-                    measured[_step(it)] = 1e3 * float(seconds) / _steps(it, IMAGES[it.data][0])
+                    measured[_step(it)] = 1e3 * float(seconds) / _steps(it, IMAGES[it.data.source][0])
     found: list[float | None] = []
     for it in (job.recipe for job in jobs):
-        if it.epochs and (it.data not in IMAGES or _step(it) not in measured):
+        if it.epochs and (it.data.source not in IMAGES or _step(it) not in measured):
             found.append(None)
             continue
-        images, pixels = IMAGES.get(it.data, (0, 0))
-        images = split_sizes(it.instances or images)[0] if it.method == "matching" else images - it.validation
+        images, pixels = IMAGES.get(it.data.source, (0, 0))
+        images = split_sizes(it.data.instances or images)[0] if it.matched else images - it.data.validation
         found.append(pixels * it.epochs * _steps(it, images) * measured[_step(it)] / 1e3 if it.epochs else 0.0)
     return found
 
@@ -99,12 +99,12 @@ def listing(jobs: Sequence[Job], results: Path) -> list[str]:
 
 def _step(it: Recipe) -> tuple[str, str, int]:
     """What a step's time depends on most."""
-    return "contrastive" if it.method in CONTRASTIVE else it.method, it.encoder, it.batch
+    return it.method.name, it.encoder.name, it.batch
 
 
 def run_of(recipe: Recipe) -> Callable[..., dict[str, Any]]:
     """What carries out a recipe and gives its record: ``run_matching`` or ``pretrain``, which are called alike."""
-    return run_matching if recipe.method == "matching" else runs.pretrain
+    return run_matching if recipe.matched else runs.pretrain
 
 
 def work(

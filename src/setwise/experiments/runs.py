@@ -14,18 +14,18 @@ from torch import Tensor, nn
 
 from setwise.checks import check_count
 from setwise.data import ImageSet, load
+from setwise.encoders import create as create_by_name
 from setwise.evaluation.features import extract, frozen
 from setwise.evaluation.knn import knn_accuracy
 from setwise.evaluation.probe import linear_probe
 from setwise.experiments import records, structure
-from setwise.methods import Supervised, create_encoder
+from setwise.methods import Supervised
 from setwise.recipe import Recipe
 from setwise.training import checkpoint as checkpoints
 from setwise.training.checkpoint import Checkpoint
 from setwise.training.loop import How, about, check_same_data, train
 
-# Ours, the paper does not fine-tune: small steps, since the encoder starts from something.
-FINE_TUNING = {"views": "supervised", "optimizer": "sgd", "lr": 0.01, "schedule": "cosine", "epochs": 30, "warmup": 0.0}
+FINE_TUNING_EPOCHS = 30
 
 
 def choose_device(name: str) -> torch.device:
@@ -47,20 +47,21 @@ def choose_device(name: str) -> torch.device:
 def splits(recipe: Recipe, root: Path | None) -> tuple[ImageSet, ImageSet]:
     """The images to train on, and those to test on.
 
-    With ``recipe.validation`` so many training images, drawn by ``split_seed``, take the test split's place, and the
+    With ``data.validation`` so many training images, drawn by ``split_seed``, take the test split's place, and the
     test split is not looked at: for choosing between recipes.
     """
-    train_set = load(recipe.data, root, split="train")
-    if recipe.validation:
-        if recipe.validation >= len(train_set):
-            raise ValueError(f"expected validation below the {len(train_set)} images, got {recipe.validation}")
-        order = torch.randperm(len(train_set), generator=torch.Generator().manual_seed(recipe.split_seed), device="cpu")
-        kept, rest = order[: recipe.validation].sort().values, order[recipe.validation :].sort().values
+    data = recipe.data
+    train_set = load(data.source, root, split="train", options=data.options)
+    if data.validation:
+        if data.validation >= len(train_set):
+            raise ValueError(f"expected validation below the {len(train_set)} images, got {data.validation}")
+        order = torch.randperm(len(train_set), generator=torch.Generator().manual_seed(data.split_seed), device="cpu")
+        kept, rest = order[: data.validation].sort().values, order[data.validation :].sort().values
         return tuple(  # type: ignore[return-value]
             replace(train_set, split=name, images=train_set.images[rows], labels=train_set.labels[rows])
             for name, rows in (("train", rest), ("validation", kept))
         )
-    return train_set, load(recipe.data, root, split="test")
+    return train_set, load(data.source, root, split="test", options=data.options)
 
 
 def check_classes(train_set: ImageSet, test_set: ImageSet) -> None:
@@ -88,10 +89,10 @@ def pretrain(
 ) -> dict[str, Any]:
     """Train by a recipe, probe the frozen encoder, write the record into the run's folder; the record."""
     test_set: ImageSet | None = None
-    if evaluate or recipe.validation:
+    if evaluate or recipe.data.validation:
         train_set, test_set = splits(recipe, root)
     else:  # there need not be any to test on
-        train_set = load(recipe.data, root, split="train")
+        train_set = load(recipe.data.source, root, split="train", options=recipe.data.options)
     if evaluate and test_set is not None:
         check_classes(train_set, test_set)
     title, look = f"{name} seed {seed}", structure.after_epoch
@@ -125,9 +126,9 @@ def evaluate_encoder(
             test_x,
             test_y,
             classes=classes,
-            epochs=recipe.probe_epochs,
-            batch=recipe.probe_batch,
-            lr=recipe.probe_lr,
+            epochs=recipe.evaluation.probe.epochs,
+            batch=recipe.evaluation.probe.batch,
+            lr=recipe.evaluation.probe.lr,
             seed=seed,
         )
         done = time.perf_counter()
@@ -143,10 +144,15 @@ def evaluate_encoder(
     }
 
 
+def _create(recipe: Recipe, channels: int) -> nn.Module:
+    options = recipe.encoder.options | ({"pretrained": False} if "pretrained" in recipe.encoder.options else {})
+    return create_by_name(recipe.encoder.name, channels=channels, **options)  # its weights come from the checkpoint
+
+
 def encoder_of(found: Checkpoint, path: Path) -> nn.Module:
     """The trained encoder of the checkpoint at ``path``, on the CPU."""
     recipe, state = found.recipe, found.encoder_state()
-    expected = f"expected the weights of {recipe.encoder} in {path}, got"
+    expected = f"expected the weights of {recipe.encoder.name} in {path}, got"
     advice = "the file is damaged or was changed, take another copy of it, or train again"
     missing = [name for name in ("shape", "mean", "std", "classes") if name not in found.data]
     if missing:
@@ -156,14 +162,14 @@ def encoder_of(found: Checkpoint, path: Path) -> nn.Module:
         raise ValueError(f"{expected} them for images of shape {shape!r}, not [C, H, W]; {advice}")
     # Without memory at first: what a foreign file asks for is compared with what is there before it is allocated.
     with torch.device("meta"):
-        wanted = create_encoder(recipe, shape[0]).state_dict()
+        wanted = _create(recipe, shape[0]).state_dict()
     if not state:
         raise ValueError(f"{expected} none; {advice}")
     for name in sorted(wanted.keys() | state.keys()):
         want, got = (f"shape {tuple(x[name].shape)}" if name in x else "no such tensor" for x in (wanted, state))
         if want != got:
             raise ValueError(f"{expected} {name} as {got}, not {want}; {advice}")
-    encoder = create_encoder(recipe, shape[0])
+    encoder = _create(recipe, shape[0])
     if any(x.dtype == torch.float64 for x in state.values()):
         encoder.double()
     encoder.load_state_dict(state)
@@ -190,10 +196,10 @@ def probe(
     if found.epoch < found.recipe.epochs and not quiet:
         print(f"the run has not ended: epoch {found.epoch} of {found.recipe.epochs}", file=sys.stderr)
     encoder = encoder_of(found, path).to(device)
-    recipe = found.recipe if data is None else replace(found.recipe, data=data)
+    recipe = found.recipe if data is None else found.recipe.changed({"data.source": data})
     train_set, test_set = splits(recipe, root)
     check_classes(train_set, test_set)
-    if data is None and recipe.method != "matching":  # which is trained on two views of others
+    if data is None and not recipe.matched:  # which is trained on two views of others
         advice = "--data says which data to probe on"
         check_same_data(found.data, about(train_set), f"{path} was trained on", advice)
     trained, given = found.data["shape"][0], train_set.images.shape[1]
@@ -204,9 +210,7 @@ def probe(
         )
     result = evaluate_encoder(encoder, train_set, test_set, recipe, seed=found.seed, device=device)
     if fine_tune:
-        tuning = replace(recipe, method="supervised", loss=None, beta=None, **FINE_TUNING)  # type: ignore[arg-type]
-        if fine_tune_epochs is not None:
-            tuning = replace(tuning, epochs=fine_tune_epochs)
+        tuning = fine_tuning(recipe, fine_tune_epochs or FINE_TUNING_EPOCHS)
         state = found.encoder_state()
         folder = (path if path.is_dir() else path.parent) / f"fine-tuned-{_digest(state)}-{tuning.epochs}"
         engine, last = train(
@@ -224,6 +228,14 @@ def probe(
     return result
 
 
+def fine_tuning(recipe: Recipe, epochs: int) -> Recipe:
+    """The recipe of training the whole network on the labels: small steps, since the encoder starts from something."""
+    tree = recipe.tree() | {"method": "supervised", "objective": None, "schedule": "cosine", "epochs": epochs}
+    tree["views"] = {"preset": "supervised", "padding": recipe.views["padding"]}
+    tree["optimizer"] = {"name": "sgd", "lr": 0.01, "weight_decay": recipe.optimizer.options.get("weight_decay", 0.0)}
+    return Recipe.read(tree)
+
+
 def export(path: Path, folder: Path, *, onnx: bool = True) -> dict[str, Path]:
     """Write a checkpoint's encoder as safetensors with a config, and as ONNX if that can be; the files written."""
     from setwise.evaluation.export import export as write
@@ -232,8 +244,8 @@ def export(path: Path, folder: Path, *, onnx: bool = True) -> dict[str, Path]:
     found = checkpoints.load(path)
     encoder = encoder_of(found, path).float()
     config = {
-        "name": found.recipe.encoder,
-        "stem": found.recipe.stem,
+        "name": found.recipe.encoder.name,
+        "stem": found.recipe.encoder.options.get("stem", "cifar"),
         "mean": found.data["mean"],
         "std": found.data["std"],
         "classes": found.data["classes"],

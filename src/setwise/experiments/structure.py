@@ -43,7 +43,7 @@ def structure(engine: Engine, method: Contrastive) -> dict[str, Any]:
     was = method.training
     method.eval()
     try:
-        images = batch.pair(method.views).to(next(method.parameters()).dtype)
+        images = batch.view(method.views, count=2).to(next(method.parameters()).dtype)
         h = method.encoder(images)
         z, h = method.head(h).cpu().double(), h.cpu().double()
     finally:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+import setwise.register as register
 from setwise.checks import check_embeddings, check_number, check_overflow, plain
 from setwise.similarity import Similarity, check_similarity, pairwise
 
@@ -42,6 +43,7 @@ def structural_difference(z_a: Tensor, z_b: Tensor, *, similarity: Similarity = 
         return check_overflow(0.5 * (s_a - s_b).square().mean(), "a loss")
 
 
+@register.term("frobenius", about="The product of both sets' Frobenius norms: what QARe comes to, without eigenvalues.")
 class FrobeniusProduct(nn.Module):
     """The control of QARe; see ``frobenius_product``."""
 
@@ -62,6 +64,7 @@ class FrobeniusProduct(nn.Module):
         return f"similarity={self.similarity!r}, shift={self.shift!r}"
 
 
+@register.term("structural-difference", about="How far the similarities within both sets are from each other.")
 class StructuralDifference(nn.Module):
     """The control of the alignment gap; see ``structural_difference``."""
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+import setwise.register as register
 from setwise.assignment.smoothing import Mining, Smoothing
 from setwise.assignment.spectrum import Bound
 from setwise.checks import (
@@ -68,6 +69,7 @@ def _shown(value: object) -> str:
     return repr(value.detach().requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value)
 
 
+@register.loss("assignment", about="Any cell of the grid: row-wise or one-to-one, hard, entropic or sparse.")
 class AssignmentLoss(_Loss):
     """Any cell of the grid {row-wise, one-to-one} × {hard, entropic, sparse}; see ``functional.assignment_loss``.
 
@@ -105,6 +107,9 @@ class AssignmentLoss(_Loss):
         return functional.assignment_loss(z_a, z_b, extra_negatives, **self.options)
 
 
+@register.loss(
+    "info-nce", about="Each row picks its partner by a softmax over the other view's rows: the usual choice."
+)
 class InfoNCE(_Loss):
     """Row-wise entropic assignment loss, Eq. (13) as mean cross-entropy; see ``functional.info_nce``.
 
@@ -134,6 +139,7 @@ class InfoNCE(_Loss):
         return functional.info_nce(z_a, z_b, extra_negatives, **self.options)
 
 
+@register.loss("nt-xent", about="SimCLR's: each view picks its partner among all other views of the batch.")
 class NTXent(_Loss):
     """SimCLR's loss, every view among the 2N - 1 others; see ``functional.nt_xent``.
 
@@ -169,6 +175,7 @@ class NTXent(_Loss):
         return functional.nt_xent(z_a, z_b, extra_negatives, **self.options)
 
 
+@register.loss("sparse-clr", about="The same with sparsemax: only negatives near the anchor have any weight.")
 class SparseCLR(_Loss):
     """Row-wise sparse assignment loss, Eq. (14) with its sign mended; see ``functional.sparse_clr``.
 
@@ -204,6 +211,7 @@ class SparseCLR(_Loss):
         return functional.sparse_clr(z_a, z_b, extra_negatives, **self.options)
 
 
+@register.loss("triplet", about="The hardest negative, by a margin: few items, clean pairs.")
 class TripletMargin(_Loss):
     """Batch-hard margin triplet loss, Eq. (12); see ``functional.triplet_margin``.
 
@@ -221,6 +229,7 @@ class TripletMargin(_Loss):
         return functional.triplet_margin(z_a, z_b, extra_negatives, **self.options)
 
 
+@register.loss("nt-logistic", about="Every pair classified on its own as true or false.")
 class NTLogistic(_Loss):
     """Every pair classified on its own as true or false; see ``functional.nt_logistic``.
 
@@ -246,6 +255,9 @@ class NTLogistic(_Loss):
         return functional.nt_logistic(z_a, z_b, extra_negatives, **self.options)
 
 
+@register.term(
+    "qare", about="The paper's regulariser: the spectral bound of the quadratic assignment; keeps items apart."
+)
 class QARe(_Loss):
     """Quadratic assignment regularisation, Eq. (7) and (17), to add to any loss; see ``functional.qare``.
 
@@ -288,6 +300,28 @@ class QARe(_Loss):
         return qare(z_a, z_b, **self.options)
 
 
+@register.term("gap", about="The alignment gap: zero where both sets have the same structure; ours, not the paper's.")
+def alignment_gap(
+    *,
+    similarity: Similarity = "cosine",
+    bound: Bound = "eigenvalue",
+    spectrum: Spectrum = "auto",
+    normalization: Literal["n2", "n(n-1)", "none"] = "n2",
+    shift: float | None = None,
+    center: bool = False,
+) -> QARe:
+    """QARe with ``reference="truth"``."""
+    return QARe(
+        similarity=similarity,
+        bound=bound,
+        spectrum=spectrum,
+        reference="truth",
+        normalization=normalization,
+        shift=shift,
+        center=center,
+    )
+
+
 @cache
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -296,6 +330,60 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
 def _check_scalar(term: object, name: str) -> None:
     if isinstance(term, Tensor) and term.ndim:
         raise ValueError(f"expected {name} to return a scalar, got shape {tuple(term.shape)}; take its mean")
+
+
+def check_share(beta: float) -> None:
+    """Raise unless ``beta`` can weigh a convex combination."""
+    check_not_tensor(beta, "beta")
+    if not is_number(beta) or not 0 <= beta <= 1:
+        raise ValueError(
+            f"expected beta between 0 and 1 for a convex combination, got {beta!r}; " + see("how-to/choose-beta#convex")
+        )
+
+
+class Function(nn.Module):
+    """A plain ``loss(z_a, z_b)`` as a module."""
+
+    __call__: Callable[..., Tensor]
+
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, z_a: Tensor, z_b: Tensor) -> Tensor:
+        """What the function gives."""
+        return self.function(z_a, z_b)
+
+    def extra_repr(self) -> str:
+        """The function."""
+        return str(getattr(self.function, "func", self.function))
+
+
+class WeightedTerms(nn.Module):
+    """Several set-level terms by name, each with its weight: a regulariser of ``SetContrastive``."""
+
+    __call__: Callable[..., Tensor]
+
+    def __init__(self, terms: Mapping[str, tuple[float, Callable[..., Tensor]]]) -> None:
+        super().__init__()
+        self.weights = {name: plain(weight) for name, (weight, _) in terms.items()}
+        for weight in self.weights.values():
+            check_number(weight, "weight", least=0)
+        made = {name: term if isinstance(term, nn.Module) else Function(term) for name, (_, term) in terms.items()}
+        self.terms = nn.ModuleDict(made)
+
+    def forward(self, z_a: Tensor, z_b: Tensor) -> Tensor:
+        """The weighted sum of the terms of two views [N, E] of the same items."""
+        total = z_a.new_zeros(())
+        for name, term in self.terms.items():
+            value = term(z_a, z_b)
+            _check_scalar(value, f"the term {name!r}")
+            total = total + self.weights[name] * value
+        return total
+
+    def extra_repr(self) -> str:
+        """The weights."""
+        return f"weights={self.weights}"
 
 
 class SetContrastive(nn.Module):
@@ -344,12 +432,7 @@ class SetContrastive(nn.Module):
         cls, pairwise: Callable[..., Tensor], beta: float, regularizer: Callable[..., Tensor] | None = None
     ) -> SetContrastive:
         """(1 - beta) · pairwise + beta · regulariser, as in the paper's instance matching."""
-        check_not_tensor(beta, "beta")
-        if not is_number(beta) or not 0 <= beta <= 1:
-            raise ValueError(
-                f"expected beta between 0 and 1 for a convex combination, got {beta!r}; "
-                + see("how-to/choose-beta#convex")
-            )
+        check_share(beta)
         return cls(pairwise, beta, regularizer, alpha=1 - beta)
 
     def terms(self, z_a: Tensor, z_b: Tensor, features: tuple[Tensor, Tensor] | None = None) -> dict[str, Tensor]:

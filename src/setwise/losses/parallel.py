@@ -170,5 +170,5 @@ def _parts(loss: object) -> list[object]:
     """The losses that ``loss`` is made of, or itself; also those that are functions, which no module counts as its."""
     if not isinstance(loss, nn.Module):
         return [loss]
-    functions = [vars(loss)[name] for name in ("pairwise", "regularizer") if callable(vars(loss).get(name))]
+    functions = [vars(loss)[name] for name in ("pairwise", "regularizer", "function") if callable(vars(loss).get(name))]
     return [part for inner in (*loss.children(), *functions) for part in _parts(inner)] or [loss]

@@ -15,95 +15,101 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-from typing import Literal
-
-from torch import nn
+from typing import Any, Literal, cast
 
 from setwise.checks import check_option, see
-from setwise.losses.controls import FrobeniusProduct, StructuralDifference
-from setwise.losses.modules import InfoNCE, NTLogistic, NTXent, QARe, SetContrastive, SparseCLR, TripletMargin, _Loss
+from setwise.losses.modules import SetContrastive, _Loss, check_share
+from setwise.losses.objective import Objective, build
 
-RELEASED_CLAMP = 1e-8
+Table = dict[str, Any]  # an objective's, as a recipe's file has it
+CLAMP = 1e-8  # of the released code, with QARe
 
-_PLAIN: dict[str, Callable[[], _Loss]] = {
-    "paper/simclr": lambda: InfoNCE(temperature=0.05),
-    "paper/sparseclr": lambda: SparseCLR(margin=1.0, candidates="cross"),
-    "paper/matching-triplet": lambda: TripletMargin(margin=0.5),
-    "paper/matching-infonce": lambda: InfoNCE(temperature=0.05, similarity="euclidean"),
+_RELEASED: Table = {"loss": "nt-xent", "temperature": 0.5, "reduction": "log-mean"}
+_RELEASED_SPARSE: Table = {"loss": "sparse-clr", "margin": 1.0, "candidates": "all"}
+_RELEASED_QARE: Table = {"term": "qare", "clamp": CLAMP, "normalization": "n(n-1)", "spectrum": "dense"}
+_NORMALIZED: Table = {"term": "qare", "normalization": "n(n-1)"}
+_EUCLIDEAN: Table = {"similarity": "euclidean"}
+_PLAIN: dict[str, Table] = {
+    "paper/simclr": {"loss": "info-nce", "temperature": 0.05},
+    "paper/sparseclr": {"loss": "sparse-clr", "margin": 1.0, "candidates": "cross"},
+    "paper/matching-triplet": {"loss": "triplet", "margin": 0.5},
+    "paper/matching-infonce": {"loss": "info-nce", "temperature": 0.05} | _EUCLIDEAN,
     # The paper has no formula; of six forms this one matches best (results/nt-logistic.json, on digits).
-    "paper/matching-nt-logistic": lambda: NTLogistic(temperature=0.05, similarity="euclidean", negatives="sum"),
-    "paper/matching-sparseclr": lambda: SparseCLR(margin=1.0, candidates="cross", similarity="euclidean"),
-    "released/simclr": lambda: NTXent(temperature=0.5, reduction="log-mean"),
-    "released/sparseclr": lambda: SparseCLR(margin=1.0, candidates="all"),
-    "modern/simclr": lambda: NTXent(temperature=0.5),
+    "paper/matching-nt-logistic": {"loss": "nt-logistic", "temperature": 0.05, "negatives": "sum"} | _EUCLIDEAN,
+    "paper/matching-sparseclr": {"loss": "sparse-clr", "margin": 1.0, "candidates": "cross"} | _EUCLIDEAN,
+    "released/simclr": _RELEASED,
+    "released/sparseclr": _RELEASED_SPARSE,
+    "modern/simclr": {"loss": "nt-xent", "temperature": 0.5},
 }
-# The paper's weights in instance matching (supplement). Self-supervised weights depend on encoder and data
-# (Table 4), so there beta has no default.
-_MATCHING_BETA = {
+# With a set-level term whose weight must be chosen: self-supervised weights depend on encoder and data (Table 4).
+_WEIGHED: dict[str, tuple[Table, Table]] = {
+    "paper/simclr-qare": (_PLAIN["paper/simclr"], {"term": "qare"}),
+    "paper/sparseclr-qare": (_PLAIN["paper/sparseclr"], {"term": "qare"}),
+    "released/simclr-qare": (_RELEASED | {"clamp": CLAMP}, _RELEASED_QARE),
+    "released/sparseclr-qare": (_RELEASED_SPARSE | {"clamp": CLAMP}, _RELEASED_QARE),
+    "modern/simclr-qare": (_PLAIN["modern/simclr"], {"term": "qare"}),
+    "modern/simclr-gap": (_PLAIN["modern/simclr"], {"term": "gap"}),
+}
+# The paper's weights in instance matching (supplement): (1 - weight) · pairwise + weight · QARe.
+_MATCHING_WEIGHTS = {
     "paper/matching-triplet-qare": 0.4,
     "paper/matching-infonce-qare": 0.5,
     "paper/matching-nt-logistic-qare": 0.2,
     "paper/matching-sparseclr-qare": 0.3,
 }
-
-
-def _beside(
-    pairwise: Callable[[], nn.Module], term: Callable[..., nn.Module], **options: str
-) -> tuple[nn.Module, nn.Module]:
-    return pairwise(), term(similarity="euclidean", **options)
-
-
-def _released_with(term: Callable[[], nn.Module]) -> tuple[nn.Module, nn.Module]:
-    return _PLAIN["released/simclr"](), term()
-
-
-_WEIGHED: dict[str, Callable[[], tuple[nn.Module, nn.Module]]] = {
-    "paper/simclr-qare": lambda: (_PLAIN["paper/simclr"](), QARe()),
-    "paper/sparseclr-qare": lambda: (_PLAIN["paper/sparseclr"](), QARe()),
-    "released/simclr-qare": lambda: (
-        NTXent(temperature=0.5, reduction="log-mean", clamp=RELEASED_CLAMP),
-        _released_qare(),
-    ),
-    "released/sparseclr-qare": lambda: (
-        SparseCLR(margin=1.0, candidates="all", clamp=RELEASED_CLAMP),
-        _released_qare(),
-    ),
-    "modern/simclr-qare": lambda: (_PLAIN["modern/simclr"](), QARe()),
-    "modern/simclr-gap": lambda: (_PLAIN["modern/simclr"](), QARe(reference="truth")),
-}
 # One factor at a time from released/simclr; its weights of QARe are those of N(N-1).
 _PLAIN |= {
-    "ablation/simclr-cold": lambda: NTXent(temperature=0.05, reduction="log-mean"),
-    "ablation/simclr-mean": lambda: NTXent(temperature=0.5, reduction="mean"),
-    "ablation/simclr-clamp": lambda: NTXent(temperature=0.5, reduction="log-mean", clamp=RELEASED_CLAMP),
+    "ablation/simclr-cold": _RELEASED | {"temperature": 0.05},
+    "ablation/simclr-mean": _RELEASED | {"reduction": "mean"},
+    "ablation/simclr-clamp": _RELEASED | {"clamp": CLAMP},
 }
-_ABLATIONS: dict[str, Callable[[], nn.Module]] = {
-    "qare": partial(QARe, normalization="n(n-1)"),
-    "noshift": partial(QARe, normalization="n(n-1)", shift=0.0),
-    "projection": partial(QARe, normalization="n(n-1)", bound="projection"),
-    "gap": partial(QARe, normalization="n(n-1)", reference="truth"),
-    "center": partial(QARe, normalization="n(n-1)", center=True),
-    "features": partial(QARe, normalization="n(n-1)", center=True),
-    "frobenius": FrobeniusProduct,
-    "control": StructuralDifference,
+_ABLATIONS: dict[str, Table] = {
+    "qare": _NORMALIZED,
+    "noshift": _NORMALIZED | {"shift": 0.0},
+    "projection": _NORMALIZED | {"bound": "projection"},
+    "gap": {"term": "gap", "normalization": "n(n-1)"},
+    "center": _NORMALIZED | {"center": True},
+    "features": _NORMALIZED | {"center": True, "on": "features"},
+    "frobenius": {"term": "frobenius"},
+    "control": {"term": "structural-difference"},
 }
-_WEIGHED |= {f"ablation/simclr-{name}": partial(_released_with, term) for name, term in _ABLATIONS.items()}
+_WEIGHED |= {f"ablation/simclr-{name}": (_RELEASED, term) for name, term in _ABLATIONS.items()}
 for _loss in ("triplet", "infonce", "nt-logistic", "sparseclr"):
     _pairwise = _PLAIN[f"paper/matching-{_loss}"]
-    _WEIGHED[f"setwise/matching-{_loss}-gap"] = partial(_beside, _pairwise, QARe, reference="truth")
-    _WEIGHED[f"setwise/matching-{_loss}-control"] = partial(_beside, _pairwise, StructuralDifference)
-PRESETS = (*_PLAIN, *_WEIGHED, *_MATCHING_BETA)
-
-
-def _released_qare() -> QARe:
-    return QARe(clamp=RELEASED_CLAMP, normalization="n(n-1)", spectrum="dense")
+    _WEIGHED[f"setwise/matching-{_loss}-gap"] = (_pairwise, {"term": "gap"} | _EUCLIDEAN)
+    _WEIGHED[f"setwise/matching-{_loss}-control"] = (_pairwise, {"term": "structural-difference"} | _EUCLIDEAN)
+PRESETS = (*_PLAIN, *_WEIGHED, *_MATCHING_WEIGHTS)
 
 
 def beta_of(name: str) -> Literal["none", "optional", "needed"]:
     """Whether the preset has a set-level term, and whether its weight must be chosen."""
-    return "needed" if name in _WEIGHED else "optional" if name in _MATCHING_BETA else "none"
+    return "needed" if name in _WEIGHED else "optional" if name in _MATCHING_WEIGHTS else "none"
+
+
+def objective_of(name: str, beta: float | None = None) -> Objective:
+    """The objective that ``name`` (one of ``PRESETS``) stands for; ``beta`` weighs the term in those that have one."""
+    check_option(name, PRESETS, "the preset's name")
+    if name in _PLAIN:
+        if beta is not None:
+            instead = f"{name}-qare"
+            hint = f"see {instead!r}" if instead in PRESETS else "leave it out, sw.SetContrastive adds QARe to any loss"
+            raise ValueError(f"expected no beta for {name!r}, which has no QARe, got {beta!r}; {hint}")
+        return Objective.read(_PLAIN[name])
+    if name in _MATCHING_WEIGHTS:
+        weight = _MATCHING_WEIGHTS[name] if beta is None else beta
+        check_share(weight)
+        plain = _PLAIN[name.removesuffix("-qare")]
+        term = {"term": "qare", "weight": weight, "similarity": plain.get("similarity", "euclidean")}
+        return Objective.read(plain | {"weight": 1 - weight, "terms": [term]})
+    if beta is None:
+        papers = name.startswith(("paper/", "released/"))
+        chosen = "the paper chooses it per encoder and data set (Table 4)" if papers else "the paper has none for this"
+        raise ValueError(
+            f"expected beta=... for {name!r}, the weight of its set-level term, got None: {chosen}; "
+            + see("how-to/choose-beta")
+        )
+    pairwise, term = _WEIGHED[name]
+    return Objective.read(pairwise | {"terms": [term | {"weight": beta}]})
 
 
 def presets(name: str, *, beta: float | None = None) -> _Loss | SetContrastive:
@@ -115,22 +121,4 @@ def presets(name: str, *, beta: float | None = None) -> _Loss | SetContrastive:
         >>> sw.presets("released/simclr-qare", beta=0.5).beta
         0.5
     """
-    check_option(name, PRESETS, "the preset's name")
-    if name in _PLAIN:
-        if beta is not None:
-            instead = f"{name}-qare"
-            hint = f"see {instead!r}" if instead in PRESETS else "leave it out, sw.SetContrastive adds QARe to any loss"
-            raise ValueError(f"expected no beta for {name!r}, which has no QARe, got {beta!r}; {hint}")
-        return _PLAIN[name]()
-    if name in _MATCHING_BETA:
-        weight = _MATCHING_BETA[name] if beta is None else beta
-        return SetContrastive.convex(_PLAIN[name.removesuffix("-qare")](), weight)
-    if beta is None:
-        papers = name.startswith(("paper/", "released/"))
-        chosen = "the paper chooses it per encoder and data set (Table 4)" if papers else "the paper has none for this"
-        raise ValueError(
-            f"expected beta=... for {name!r}, the weight of its set-level term, got None: {chosen}; "
-            + see("how-to/choose-beta")
-        )
-    pairwise, term = _WEIGHED[name]()
-    return SetContrastive(pairwise, beta, term, on="features" if name.endswith("-features") else "embeddings")
+    return cast(_Loss | SetContrastive, build(objective_of(name, beta)))

@@ -7,12 +7,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+import setwise.register as register
 from setwise.checks import check_count, check_matrix
 from setwise.data import ImageSet
 from setwise.encoders import projection_head
 from setwise.losses.parallel import Peers
 from setwise.methods.kmeans import kmeans
-from setwise.methods.method import Batch, Method
+from setwise.methods.method import Batch, Method, Parts
 from setwise.views import Views, preset
 
 CLUSTERS_PER_CLASS = 10
@@ -133,3 +134,11 @@ class DeepCluster(Method):
             )
         finally:
             self.encoder.train(training)
+
+
+@register.method("deepcluster", about="Clusters of the features are the labels, anew in each epoch.")
+def deepcluster(parts: Parts) -> Method:
+    """DeepCluster."""
+    return DeepCluster(
+        parts.encoder, parts.features, parts.samples, parts.classes, parts.recipe.head.hidden, parts.views
+    )

@@ -8,11 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
+import setwise.register as register
 from setwise.checks import check_count
 from setwise.kernels.local import local_scores
 from setwise.kernels.views import BLOCKS
 from setwise.losses.parallel import Peers
-from setwise.methods.method import Batch, Method
+from setwise.methods.method import Batch, Method, Parts
 from setwise.views import Views
 from setwise.views.philox import words_of
 
@@ -157,3 +158,9 @@ def _width(encoder: nn.Module, channels: int) -> int:
         return cast(Divided, encoder).first(black).shape[1]
     finally:
         encoder.train(training)
+
+
+@register.method("deepinfomax", about="Features that can be told to belong to their feature map.")
+def deepinfomax(parts: Parts, *, adversarial: bool = True) -> Method:
+    """Deep InfoMax; ``adversarial``: its prior as published, or as the released code has it."""
+    return DeepInfoMax(parts.encoder, parts.features, parts.channels, parts.views, adversarial=adversarial)

@@ -7,10 +7,11 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+import setwise.register as register
 from setwise.data import MatchedSet
 from setwise.losses.modules import SetContrastive
 from setwise.losses.parallel import Peers, distributed
-from setwise.methods.method import Batch, Method
+from setwise.methods.method import Batch, Method, Parts
 from setwise.similarity import normalize
 from setwise.views import Views
 from setwise.views.draw import below
@@ -56,3 +57,11 @@ class Matching(Method):
     def share(self, peers: Peers) -> None:
         """The loss becomes that of all processes' embeddings."""
         self.loss = distributed(self.loss, group=peers.group, gradient=peers.gradient)
+
+
+@register.method(
+    "matching", about="Two views of the same identities, one-to-one: instance matching.", takes=("objective", "matched")
+)
+def matching(parts: Parts) -> Method:
+    """Instance matching."""
+    return Matching(parts.encoder, parts.features, parts.recipe.head.out, parts.loss(), parts.views)

@@ -4,15 +4,59 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+import setwise.register as register
 from setwise.checks import see
-from setwise.data import ImageSet
+from setwise.data import ImageSet, MatchedSet
+from setwise.encoders import create as create_encoder
+from setwise.encoders import projection_head
+from setwise.losses.objective import build
 from setwise.losses.parallel import Peers
+from setwise.recipe import Recipe
 from setwise.views import Views
+
+
+class Parts:
+    """What a method is made of: the recipe's encoder, head, loss and views, for a training set.
+
+    The encoder is made at once, the others when they are asked for, with fresh weights from torch's generator.
+
+    Examples:
+        >>> from setwise.recipe import Recipe
+        >>> parts = sw.Parts(Recipe.read({"encoder": "resnet8"}), sw.data.load("digits", split="train"))
+        >>> parts.features, parts.classes, type(parts.loss()).__name__
+        (64, 10, 'InfoNCE')
+    """
+
+    def __init__(self, recipe: Recipe, data: ImageSet | MatchedSet) -> None:
+        """For ``data``, whose channels, size, mean and classes decide some of it."""
+        self.recipe = recipe
+        self.channels, *size = data.images.shape[1:]
+        self.samples = len(data)
+        self.classes = len(data.classes) if isinstance(data, ImageSet) else 0
+        self.encoder = create_encoder(recipe.encoder.name, channels=self.channels, **recipe.encoder.options)
+        self.features = int(self.encoder.features)  # type: ignore[arg-type]
+        least = int(getattr(self.encoder, "least", 1))
+        if min(size) < least:
+            raise ValueError(
+                f"expected images of at least {least} x {least} pixels for {recipe.encoder.name}, got "
+                f"{size[0]} x {size[1]}; --encoder resnet8 takes any"
+            )
+        self.views: Views = register.views[recipe.views.name].make(data.mean, data.std, **recipe.views.options)
+
+    def head(self, features: int | None = None) -> nn.Module:
+        """The recipe's projection head, of the encoder's ``features`` or of so many."""
+        return projection_head(features or self.features, self.recipe.head.hidden, self.recipe.head.out)
+
+    def loss(self) -> nn.Module:
+        """The recipe's objective as a module."""
+        if self.recipe.objective is None:
+            raise ValueError(f"expected an objective for method {self.recipe.method.name!r}, got a recipe without one")
+        return build(self.recipe.objective)
 
 
 @dataclass(frozen=True)
@@ -27,33 +71,41 @@ class Batch:
     dtype: torch.dtype = torch.float32  # of the views
     channels_last: bool = False
 
-    def view(self, views: Views) -> Tensor:
-        """One view of each image [B, C, H, W]."""
-        return self._several(views, 1)
+    def view(self, views: Views, *, count: int = 1, first: int = 0) -> Tensor:
+        """``count`` views of each image as one batch [count · B, C, H, W]: all of one, then all of the next.
 
-    def pair(self, views: Views) -> Tensor:
-        """Two views of each image, one batch [2B, C, H, W]: first all of one, then all of the other."""
-        return self._several(views, 2)
-
-    def _several(self, views: Views, count: Literal[1, 2]) -> Tensor:
-        make = views.pair if count == 2 else views
-        x: Tensor = make(
+        ``first`` is the number of the first of them. Views of the same number are the same, so draw each branch's own
+        by other numbers: two large ones by 0 and 1, four small ones by ``first=2``.
+        """
+        x = views.several(
             self.images,
+            count,
             samples=self.samples,
             seed=self.seed,
             epoch=self.epoch,
+            first=first,
             dtype=torch.bfloat16 if self.dtype == torch.bfloat16 else torch.float32,
             channels_last=self.channels_last,
         )
-        return (x.flatten(0, 1) if count == 2 else x).to(self.dtype)
+        return x.flatten(0, 1).to(self.dtype)
 
 
 class Method(nn.Module, ABC):
     """An encoder, whatever is trained beside it, and what one step computes.
 
-    A new method is a file with a subclass and a line in ``methods.create``; the training loop needs no change.
-    A random draw may depend on (seed, epoch, sample) only, so that a resumed run is the same run; what else has to
-    survive a restart is a parameter or a buffer.
+    A new method is a class whose ``__init__(self, parts, *, ...)`` takes ``Parts`` and its own options, registered:
+    ``@sw.register.method("name", about="...")``. A random draw may depend on (seed, epoch, sample) only, so that a
+    resumed run is the same run; what else has to survive a restart is a parameter or a buffer.
+
+    Examples:
+        >>> class Alike(sw.Method):
+        ...     def __init__(self, parts):
+        ...         super().__init__()
+        ...         self.encoder, self.views = parts.encoder, parts.views
+        ...
+        ...     def forward(self, batch):
+        ...         a, b = self.encoder(batch.view(self.views, count=2)).chunk(2)
+        ...         return {"loss": (a - b).square().mean()}
     """
 
     encoder: nn.Module
@@ -61,6 +113,19 @@ class Method(nn.Module, ABC):
     @abstractmethod
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """Scalars of this batch, means over it: "loss" is minimised, the others are shown."""
+
+    def groups(self) -> list[dict[str, Any]]:
+        """Groups of parameters for the optimiser, each with options of its own; one of all that can be trained.
+
+        A group's own "lr" is its peak: the recipe's schedule moves it as it moves the others'.
+        """
+        return [{"params": [p for p in self.parameters() if p.requires_grad]}]
+
+    def after_step(self, step: Tensor, total: int) -> None:
+        """Called after each optimiser step, without gradients, within the captured graph: move a target network, say.
+
+        ``step`` [] int64 on the device counts the steps done, from 1 to ``total``.
+        """
 
     def begin_epoch(self, data: ImageSet, *, seed: int, epoch: int) -> None:
         """Called before each epoch with all training images on the device; outside of any capture."""

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+import setwise.register as register
 from setwise.losses.parallel import Peers
-from setwise.methods.method import Batch, Method
+from setwise.methods.method import Batch, Method, Parts
 from setwise.views import Views
 
 TURNS = 4  # by 0, 90, 180, 270 degrees: the ones that need no interpolation
@@ -42,3 +43,9 @@ class Rotation(Method):
 
     def share(self, peers: Peers) -> None:
         """Nothing to do: the loss is a mean over samples."""
+
+
+@register.method("rotation", about="By how much was the image turned?")
+def rotation(parts: Parts) -> Method:
+    """RotationNet."""
+    return Rotation(parts.encoder, parts.features, parts.views)

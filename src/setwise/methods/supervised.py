@@ -5,8 +5,9 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+import setwise.register as register
 from setwise.losses.parallel import Peers
-from setwise.methods.method import Batch, Method
+from setwise.methods.method import Batch, Method, Parts
 from setwise.views import Views
 
 
@@ -25,3 +26,17 @@ class Supervised(Method):
 
     def share(self, peers: Peers) -> None:
         """Nothing to do: the loss is a mean over samples."""
+
+
+@register.method("supervised", about="A classifier on the labels: the upper bound.")
+def supervised(parts: Parts) -> Method:
+    """The upper bound."""
+    return Supervised(parts.encoder, parts.features, parts.classes, parts.views)
+
+
+@register.method("random", about="An encoder that is never trained: the lower bound.")
+def untrained(parts: Parts) -> Method:
+    """What ``supervised`` begins with."""
+    if parts.recipe.epochs:
+        raise ValueError(f"expected epochs = 0 for method 'random', which is never trained, got {parts.recipe.epochs}")
+    return supervised(parts)

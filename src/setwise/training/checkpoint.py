@@ -86,7 +86,7 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
     tensors = {name: x.detach().cpu().contiguous() for name, x in checkpoint.tensors.items()}
     about = {
         "format": FORMAT,
-        "recipe": checkpoint.recipe.as_json(),
+        "recipe": checkpoint.recipe.tree(),
         "seed": checkpoint.seed,
         "epoch": checkpoint.epoch,
         "step": checkpoint.step,
@@ -132,7 +132,7 @@ def load(path: str | os.PathLike[str]) -> Checkpoint:
     if checksum != _crc32(tensors, None if old else about) and not (old and checksum is None):
         raise ValueError(f"{foreign}one whose content has changed since{instead}")
     try:
-        recipe = Recipe.from_json(about["recipe"])  # first: it tells what another version lacks
+        recipe = Recipe.read(about["recipe"])  # first: it tells what another version lacks
         counts = {name: about[name] for name in ("seed", "epoch", "step")}
         history, data, seconds = about["history"], dict(about["data"]), float(about["seconds"])
         sittings = about.get("sittings", [])  # older ones do not know

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+import setwise.register as register
 from setwise.checks import see
 from setwise.data import ImageSet, MatchedSet
 from setwise.losses.parallel import Peers
@@ -99,8 +100,15 @@ class Engine:
         self._totals: dict[str, Tensor] = {}
         self.kept: dict[str, Tensor] = {}
         self.epoch = self.step_in_epoch = 0
-        self.last_rate = recipe.lr
-        self.optimizer = _optimizer(recipe, method, self._rate)
+        self.last_rate = float(recipe.optimizer["lr"])
+        options = recipe.optimizer.options | {"lr": self._rate}  # a tensor, which the step itself sets
+        groups = method.groups()
+        self._own_rates = []  # of groups with one: a tensor too, and what it is to the recipe's
+        for group in groups:
+            if "lr" in group:
+                self._own_rates.append((torch.zeros_like(self._rate), group["lr"] / self.last_rate))
+                group["lr"] = self._own_rates[-1][0]
+        self.optimizer = register.optimizer[recipe.optimizer.name].make(groups, **options)
         self._runs: dict[int, Callable[[], object]] = {}
         if recipe.epochs:
             self._prepare(capture and on_gpu and self.processes.size == 1)
@@ -146,7 +154,7 @@ class Engine:
             if not math.isfinite(value):
                 raise TrainingError(
                     f"expected a finite {name}, got {value} in epoch {self.epoch + 1}, by step {self.step_in_epoch} of "
-                    f"{self.steps}; a lower lr (now {self.recipe.lr:g}) or precision float32 may help, "
+                    f"{self.steps}; a lower lr (now {self.recipe.optimizer['lr']:g}) or precision float32 may help, "
                     + see("how-to/errors#not-finite")
                 )
         return means
@@ -159,7 +167,7 @@ class Engine:
         if lost:
             raise TrainingError(
                 f"expected finite weights, got others in {lost[0]} after step {self.step_in_epoch} of {self.steps} of "
-                f"epoch {self.epoch + 1}; a lower lr (now {self.recipe.lr:g}) may help, "
+                f"epoch {self.epoch + 1}; a lower lr (now {self.recipe.optimizer['lr']:g}) may help, "
                 + see("how-to/errors#not-finite")
             )
 
@@ -256,23 +264,29 @@ class Engine:
         offsets = torch.arange(rows, device=self.device) + self.processes.rank * rows
         autocast: dict[str, Any] = {"device_type": self.device.type, "dtype": torch.bfloat16}
         autocast["enabled"] = self.precision == "bfloat16"
+        moves = type(self.method).after_step is not Method.after_step  # counting for nobody takes 1 % of a small step
 
         def run() -> None:
             samples = self._order[self._place + offsets]
             batch = self.batch(samples)
             # An index of shape [1]: one of shape [] would be read by the host.
             self._rate.copy_(self._rates[self._turn[None]][0])
+            for rate, share in self._own_rates:
+                torch.mul(self._rate, share, out=rate)
             self.optimizer.zero_grad()
             with torch.autocast(**autocast):
                 terms = self.model(batch)
             terms["loss"].backward()
             self.optimizer.step()
+            self._turn.add_(1)
+            if moves:
+                with torch.no_grad():
+                    self.method.after_step(self._epoch * self.steps + self._turn, self.recipe.epochs * self.steps)
             for name, term in terms.items():
                 if name not in self._totals:
                     self._totals[name] = self._zero()
                 self._totals[name].add_(term.detach(), alpha=rows * self.processes.size)
             self._place.add_(rows * self.processes.size)
-            self._turn.add_(1)
 
         return run
 
@@ -298,11 +312,3 @@ def _check_share() -> None:
 def _moved(data: ImageSet | MatchedSet, device: torch.device) -> ImageSet | MatchedSet:
     names = ("images", "labels") if isinstance(data, ImageSet) else ("images", "shots_a", "shots_b")
     return replace(data, **{name: getattr(data, name).to(device) for name in names})
-
-
-def _optimizer(recipe: Recipe, method: Method, rate: Tensor) -> torch.optim.Optimizer:
-    """The recipe's optimiser; its learning rate is a tensor that the step itself sets."""
-    parameters = [p for p in method.parameters() if p.requires_grad]
-    if recipe.optimizer == "sgd":
-        return torch.optim.SGD(parameters, rate, recipe.momentum, weight_decay=recipe.weight_decay, fused=True)
-    return torch.optim.Adam(parameters, rate, weight_decay=recipe.weight_decay, fused=True, capturable=rate.is_cuda)

@@ -19,13 +19,14 @@ from torch import Tensor
 from setwise.checks import check_number, see
 from setwise.data import ImageSet, MatchedSet
 from setwise.locks import Taken, locked
-from setwise.recipe import Recipe
+from setwise.recipe import Recipe, flat
 from setwise.training import checkpoint as checkpoints
 from setwise.training.checkpoint import Checkpoint
 from setwise.training.engine import Engine
 from setwise.training.errors import Interrupted, TrainingError, out_of_memory
+from setwise.training.loggers import ALWAYS, Metrics
 from setwise.training.processes import Processes
-from setwise.training.progress import Metrics, Reporter
+from setwise.training.progress import Reporter
 from setwise.training.surroundings import same, surroundings
 
 AfterEpoch = Callable[[Engine, list[dict[str, Any]]], dict[str, Any]]
@@ -81,7 +82,7 @@ class How:
     processes: Processes = ALONE
     capture: bool = True  # steps as CUDA graphs, on a GPU
     checkpoint_seconds: float = 60.0  # between checkpoints
-    tensorboard: bool = False
+    loggers: tuple[str, ...] = ()  # beside those that are always there
     quiet: bool = False
 
 
@@ -113,7 +114,7 @@ def train(
         if encoder is not None:
             if not isinstance(encoder, dict):
                 raise ValueError(
-                    f"expected encoder to be weights, a state_dict of the recipe's {recipe.encoder}, got "
+                    f"expected encoder to be weights, a state_dict of the recipe's {recipe.encoder.name}, got "
                     f"{type(encoder).__name__}; a network of your own goes into a loop of your own, "
                     + see("how-to/your-method#your-network")
                 )
@@ -121,7 +122,7 @@ def train(
         if found is not None:
             engine.restore(found.tensors)
         history = [] if found is None else found.history
-        metrics = Metrics(folder, history, tensorboard=how.tensorboard, write=first)
+        metrics = Metrics(folder, history, (*ALWAYS, *how.loggers) if first else ())
         quiet = how.quiet or not first
         with Reporter(title, epochs=recipe.epochs, images=len(data), quiet=quiet) as reporter, metrics:
             run = _Run(engine, folder / FILE, metrics, reporter, how.checkpoint_seconds, after_epoch)
@@ -295,8 +296,12 @@ def _found(path: Path, recipe: Recipe, seed: int, data: dict[str, Any], resume: 
             f"add --resume to go on with it, or give another --out, {see('how-to/errors#resume')}"
         )
     found = checkpoints.load(path)
-    mine, theirs = recipe.as_json() | {"seed": seed}, found.recipe.as_json() | {"seed": found.seed}
-    different = [f"{name} {theirs[name]!r}, not {mine[name]!r}" for name in mine if mine[name] != theirs[name]]
+    mine, theirs = (flat(one.tree()) | {"seed": n} for one, n in ((recipe, seed), (found.recipe, found.seed)))
+    different = [
+        f"{name} {theirs.get(name)!r}, not {mine.get(name)!r}"
+        for name in (mine | theirs)
+        if name != "about" and mine.get(name) != theirs.get(name)
+    ]
     if different:
         raise ValueError(
             f"expected the checkpoint {path} to be of this run, but it has {'; '.join(different)}; "

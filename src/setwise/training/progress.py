@@ -1,18 +1,15 @@
-"""What a run tells while it goes on: a bar on a terminal, else lines; CSV and JSONL always, TensorBoard if asked."""
+"""What a run tells while it goes on: a bar on a terminal, else lines."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 import time
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, TextIO
 
 from setwise.terminal import visible
-from setwise.training.checkpoint import remove_unfinished, write_text
 
 LINE_SECONDS = 10.0  # between lines where there is no terminal
 
@@ -86,69 +83,3 @@ class Reporter:
             left = f"  {passed / progress * (self.epochs - done):,.0f} s left" if progress > 0 else ""
             say_if_heard(f"{self.title}: {say}{left}", sys.stderr)
             self._last = now
-
-
-class Metrics:
-    """The metrics of every epoch as ``metrics.jsonl`` and ``metrics.csv`` in a folder, and TensorBoard's files.
-
-    With ``write`` the folder is this process's alone: what others left half written is removed.
-    """
-
-    def __init__(
-        self, folder: Path, history: list[dict[str, Any]], *, tensorboard: bool = False, write: bool = True
-    ) -> None:
-        self.folder, self.history, self.write = folder, list(history), write
-        self._board: Any = None
-        if not write:
-            return
-        if tensorboard:
-            try:
-                from torch.utils.tensorboard import SummaryWriter
-            except ImportError as error:
-                raise ValueError(f"expected tensorboard, got {error}; pip install tensorboard") from error
-            self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=len(history) + 1)
-        lines = [_csv(self._columns()), *(_csv(self._cells(row)) for row in history)] if history else []
-        # What an interrupted run wrote after its last checkpoint will come again.
-        for name, text in (("jsonl", [json.dumps(row) + "\n" for row in history]), ("csv", lines)):
-            remove_unfinished(folder / f"metrics.{name}")
-            write_text(folder / f"metrics.{name}", "".join(text))
-
-    def add(self, row: dict[str, Any]) -> None:
-        """Append an epoch."""
-        self.history.append(row)
-        if not self.write:
-            return
-        with (self.folder / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps(row) + "\n")
-        with (self.folder / "metrics.csv").open("a") as file:
-            file.write((_csv(self._columns()) if len(self.history) == 1 else "") + _csv(self._cells(row)))
-        if self._board is not None:
-            for name, value in _numbers(row).items():
-                self._board.add_scalar(name, value, row["epoch"])
-
-    def _columns(self) -> list[str]:
-        """Those of the first epoch."""
-        return list(_numbers(self.history[0]))
-
-    def _cells(self, row: Mapping[str, Any]) -> list[Any]:
-        """In the order of the columns, whatever the row's own is."""
-        return [row.get(name, "") for name in self._columns()]
-
-    def __enter__(self) -> Metrics:
-        """Nothing to do."""
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Finish TensorBoard's file."""
-        if self._board is not None:
-            self._board.close()
-
-
-def _numbers(row: Mapping[str, Any]) -> dict[str, Any]:
-    """What of an epoch's row has a place in a table."""
-    return {name: value for name, value in row.items() if not isinstance(value, (dict, list))}
-
-
-def _csv(values: Iterable[Any]) -> str:
-    """A line of numbers and plain words."""
-    return ",".join(map(str, values)) + "\n"

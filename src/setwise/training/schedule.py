@@ -1,4 +1,8 @@
-"""Learning rates and the order of samples: functions of (recipe, seed, epoch) alone, so any epoch can be resumed."""
+"""Learning rates and the order of samples: functions of (recipe, seed, epoch) alone, so any epoch can be resumed.
+
+A schedule is a function of the peak rate ``lr``, of ``progress``, a real number of epochs from 0 to ``epochs``, and of
+its options.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +12,48 @@ import numpy as np
 import torch
 from torch import Tensor
 
+import setwise.register as register
 from setwise.recipe import Recipe
+
+
+@register.schedule("constant", about="The same rate throughout, after a linear rise over the warm-up's epochs.")
+def constant(lr: float, progress: float, epochs: int, *, warmup: float = 0.0) -> float:
+    """The rate itself."""
+    return _rise(lr, progress, warmup) if _warming(progress, epochs, warmup) else lr
+
+
+@register.schedule("steps", about="A tenth after half of the epochs, and again after three quarters.")
+def steps(lr: float, progress: float, epochs: int, *, warmup: float = 0.0) -> float:
+    """The rate, a tenth or a hundredth of it."""
+    if _warming(progress, epochs, warmup):
+        return _rise(lr, progress, warmup)
+    share = progress / epochs
+    return lr * (1 if share < 0.5 else 0.1 if share < 0.75 else 0.01)
+
+
+@register.schedule("cosine", about="Half a cosine down to zero, after the warm-up.")
+def cosine(lr: float, progress: float, epochs: int, *, warmup: float = 0.0) -> float:
+    """lr (1 + cos(π t)) / 2, t from 0 at the end of the warm-up to 1 at the end."""
+    if _warming(progress, epochs, warmup):
+        return _rise(lr, progress, warmup)
+    start = warmup / epochs
+    return lr * 0.5 * (1 + math.cos(math.pi * (progress / epochs - start) / (1 - start)))
+
+
+def _warming(progress: float, epochs: int, warmup: float) -> bool:
+    return progress < warmup or warmup == epochs  # it may end with the training
+
+
+def _rise(lr: float, progress: float, warmup: float) -> float:
+    return lr * progress / warmup
 
 
 def learning_rate(recipe: Recipe, progress: float) -> float:
     """The learning rate after ``progress`` epochs, a real number from 0 to ``recipe.epochs``."""
-    if progress < recipe.warmup or recipe.warmup == recipe.epochs:  # it may end with the training
-        return recipe.lr * progress / recipe.warmup
-    share = progress / recipe.epochs
-    if recipe.schedule == "steps":
-        return recipe.lr * (1 if share < 0.5 else 0.1 if share < 0.75 else 0.01)
-    if recipe.schedule == "cosine":
-        start = recipe.warmup / recipe.epochs
-        return recipe.lr * 0.5 * (1 + math.cos(math.pi * (share - start) / (1 - start)))
-    return recipe.lr
+    rate: float = register.schedule[recipe.schedule.name].make(
+        recipe.optimizer["lr"], progress, recipe.epochs, **recipe.schedule.options
+    )
+    return rate
 
 
 def epoch_rates(recipe: Recipe, epoch: int, steps: int) -> Tensor:
@@ -30,8 +62,9 @@ def epoch_rates(recipe: Recipe, epoch: int, steps: int) -> Tensor:
     Warm-up and cosine go on within the epoch. A warm-up's first step is at its first fraction, not at 0, and its last
     one at the peak.
     """
+    warmup = recipe.schedule.options.get("warmup", 0.0)
     starts = [epoch + step / steps for step in range(steps)]
-    places = [start + 1 / steps if start < recipe.warmup else start for start in starts]
+    places = [start + 1 / steps if start < warmup else start for start in starts]
     return torch.tensor([learning_rate(recipe, place) for place in places], dtype=torch.float64)
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from inspect import Parameter, Signature, signature
+from typing import Any, get_type_hints
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import interpolate
 
+import setwise.register as register
 from setwise.checks import check_number, check_option
 from setwise.kernels import views as kernels
 from setwise.kernels.views import Finish, Parameters, Ranges
@@ -46,6 +50,7 @@ class Views:
     hue: float = 0.0  # uniform in [-x, x] turns
     jitter: float = 0.0  # probability of these four, in random order
     grey: float = 0.0  # probability
+    size: tuple[int, int] | None = None  # height and width of a view, at most the image's; the image's if none
     mean: float | tuple[float, ...] = 0.0  # a number for all channels, or a tuple of one for each
     std: float | tuple[float, ...] = 1.0
 
@@ -69,6 +74,8 @@ class Views:
             check_number(value, "mean")
         for value in _numbers(self.std, 1):
             check_number(value, "std", above=0)
+        if self.size is not None and (len(self.size) != 2 or not all(isinstance(n, int) and n > 0 for n in self.size)):
+            raise ValueError(f"expected size to be (height, width), whole numbers above 0, got {self.size!r}")
         if not any(len(_numbers(self.mean, n)) == len(_numbers(self.std, n)) == n for n in (1, 3)):
             raise ValueError(f"expected mean and std of 1 or 3 numbers each, got {self.mean!r} and {self.std!r}")
 
@@ -156,7 +163,8 @@ class Views:
         channels_last: bool = False,
     ) -> Tensor:
         """Draw and apply: one view [B, C, H, W] of each image."""
-        return self._several(images, samples, seed, epoch, view, 1, dtype, channels_last)[0]
+        options: Any = {"samples": samples, "seed": seed, "epoch": epoch, "dtype": dtype}
+        return self.several(images, 1, first=view, channels_last=channels_last, **options)[0]
 
     def pair(
         self,
@@ -169,21 +177,42 @@ class Views:
         channels_last: bool = False,
     ) -> Tensor:
         """Views 0 and 1 of each image [2, B, C, H, W]: unpack them, or flatten(0, 1) for one batch of both."""
-        return self._several(images, samples, seed, epoch, 0, 2, dtype, channels_last)
+        options: Any = {"samples": samples, "seed": seed, "epoch": epoch, "dtype": dtype}
+        return self.several(images, 2, channels_last=channels_last, **options)
 
     @torch.no_grad()
-    def _several(
+    def several(
         self,
         images: Tensor,
+        count: int,
+        *,
         samples: Tensor,
         seed: int | Tensor,
         epoch: int | Tensor,
-        first: int,
-        count: int,
-        dtype: torch.dtype,
-        channels_last: bool,
+        first: int = 0,
+        dtype: torch.dtype = torch.float32,
+        channels_last: bool = False,
     ) -> Tensor:
+        """Views number ``first``, ``first`` + 1, ... of each image [count, B, C, H, W], or of ``size``.
+
+        Smaller views, as of multi-crop, are made in the image's size and then reduced, with antialiasing.
+        """
         _check_images(images)
+        if count < 1:
+            raise ValueError(f"expected at least one view, got count={count}")
+        if self.size is not None and self.size != tuple(images.shape[2:]):
+            if any(n > m for n, m in zip(self.size, images.shape[2:], strict=True)):
+                raise ValueError(
+                    f"expected views of at most {tuple(images.shape[2:])}, the images' size, got {self.size}"
+                )
+            whole = replace(self, size=None).several(
+                images, count, samples=samples, seed=seed, epoch=epoch, first=first
+            )
+            small = interpolate(whole.flatten(0, 1), self.size, mode="bilinear", antialias=True).to(dtype)
+            if channels_last:
+                small = small.contiguous(memory_format=torch.channels_last)
+            views: Tensor = torch.unflatten(small, 0, (count, len(images)))
+            return views
         seed, epoch = _keys(samples, seed, epoch, first)
         if samples.shape != images.shape[:1] or samples.device != images.device:
             raise ValueError(
@@ -278,15 +307,46 @@ _SELF_SUPERVISED = Views(
     jitter=0.8,
     grey=0.2,
 )
-PRESETS = {
-    "self-supervised": _SELF_SUPERVISED,
-    # SimCLR's for CIFAR at half strength, as today's libraries train it.
-    "modern": replace(_SELF_SUPERVISED, brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1),
-    "supervised": Views(crop="padded", padding=4, flip=0.5),
-    "flip": Views(flip=0.5),
-    "matching": Views(flip=0.5, brightness=0.1, contrast=0.1, saturation=0.1, hue=0.1, jitter=1.0),
-    "none": Views(),
-}
+PRESETS: dict[str, Views] = {}
+
+
+def add_preset(name: str, views: Views, *, about: str) -> None:
+    """Register ``views`` under ``name``: a preset whose options are all numbers of views, these by default."""
+    options = [
+        Parameter(one.name, Parameter.KEYWORD_ONLY, default=getattr(views, one.name), annotation=kind)
+        for one, kind in zip(fields(Views), _kinds(), strict=True)
+        if one.name not in ("mean", "std")
+    ]
+
+    def make(mean: float | tuple[float, ...], std: float | tuple[float, ...], **changes: Any) -> Views:
+        return replace(views, mean=mean, std=std, **changes)
+
+    given = [p for p in signature(make).parameters.values() if p.kind is not Parameter.VAR_KEYWORD]
+    make.__signature__ = Signature([*given, *options])  # type: ignore[attr-defined]
+    make.__annotations__ = {option.name: option.annotation for option in options}
+    register.views(name, about=about)(make)
+    PRESETS[name] = views
+
+
+def _kinds() -> list[Any]:
+    hints = get_type_hints(Views)
+    return [hints[one.name] for one in fields(Views)]
+
+
+add_preset("self-supervised", _SELF_SUPERVISED, about="SimCLR's: crops, flips, strong colours; the paper's.")
+add_preset(
+    "modern",
+    replace(_SELF_SUPERVISED, brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1),
+    about="The same with colours at half strength, as today's libraries train on CIFAR.",
+)
+add_preset("supervised", Views(crop="padded", padding=4, flip=0.5), about="Shifts and flips.")
+add_preset("flip", Views(flip=0.5), about="Flips alone.")
+add_preset(
+    "matching",
+    Views(flip=0.5, brightness=0.1, contrast=0.1, saturation=0.1, hue=0.1, jitter=1.0),
+    about="Flips and weak colours: for views that are two pictures already.",
+)
+add_preset("none", Views(), about="The images as they are.")
 
 
 def preset(name: str, *, mean: float | tuple[float, ...] = 0.0, std: float | tuple[float, ...] = 1.0) -> Views:

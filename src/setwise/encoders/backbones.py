@@ -28,11 +28,12 @@ class Backbone(nn.Module):
         return features
 
 
-def backbone(name: str, *, channels: int = 3, pretrained: bool = False) -> Backbone:
+def backbone(name: str, *, channels: int = 3, pretrained: bool = False, img_size: int | None = None) -> Backbone:
     """The network ``name``, "timm/..." or "torchvision/...", without its classifier, for any loop with our losses.
 
     ``pretrained`` fetches the library's own weights. ``channels``: timm adapts its first layer to any number;
-    torchvision's networks take 3, or 1, of which they make what they make of a grey image in all three.
+    torchvision's networks take 3, or 1, of which they make what they make of a grey image in all three. ``img_size`` is
+    for timm's networks that are made for one size, such as ViTs.
     """
     library, _, model = name.partition("/")
     check_option(library, LIBRARIES, "the library before the slash")
@@ -40,7 +41,8 @@ def backbone(name: str, *, channels: int = 3, pretrained: bool = False) -> Backb
     if library == "timm":
         timm = imported("timm", *WANTED)
         _check_name(model, timm.list_models(), library)
-        network = timm.create_model(model, pretrained=pretrained, in_chans=channels, num_classes=0)
+        size = {} if img_size is None else {"img_size": img_size}
+        network = timm.create_model(model, pretrained=pretrained, in_chans=channels, num_classes=0, **size)
         # Where they differ, the pooled features pass one more layer before the classifier.
         return Backbone(network, int(getattr(network, "head_hidden_size", None) or network.num_features))
     models = imported("torchvision.models", *WANTED)

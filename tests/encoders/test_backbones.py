@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d, max_pool2d, relu
 
 import setwise as sw
-from setwise.adapters.backbones import Backbone, backbone, to_torchvision
+from setwise.encoders.backbones import Backbone, backbone, to_torchvision
 
 
 class Block(nn.Module):
@@ -121,8 +121,8 @@ def stand_in(monkeypatch):
             return nn.Sequential(nn.Flatten(), nn.Sequential(nn.Linear(48, 5), nn.Linear(5, 1000)))
         return TorchvisionResNet((1, 1, 1, 1), width=4)
 
-    def create_model(name: str, *, pretrained: bool, in_chans: int, num_classes: int) -> nn.Module:
-        asked.update(name=name, pretrained=pretrained, in_chans=in_chans, num_classes=num_classes)
+    def create_model(name: str, **options: object) -> nn.Module:
+        asked.update(name=name, **options)
         return Timm(20 if name == "mobilenetv3_small_050" else None)
 
     vision, models, timm = ModuleType("torchvision"), ModuleType("torchvision.models"), ModuleType("timm")
@@ -175,6 +175,10 @@ def test_timm_is_asked_for_features(stand_in):
     assert stand_in == {"name": "resnet18d", "pretrained": True, "in_chans": 5, "num_classes": 0}
     found = backbone("timm/mobilenetv3_small_050")
     assert found.features == 20 == found(torch.ones(2, 3, 8, 8)).shape[1]
+    sw.encoders.create("timm/resnet18", channels=1, img_size=8)
+    assert stand_in == {"name": "resnet18", "pretrained": False, "in_chans": 1, "num_classes": 0, "img_size": 8}
+    assert sw.encoders.create("torchvision/resnet18", pretrained=True).features == 32
+    assert stand_in["weights"] == "DEFAULT"
 
 
 @pytest.mark.parametrize(

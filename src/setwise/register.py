@@ -1,0 +1,52 @@
+"""The registries: one for each kind of thing that a recipe or a command names.
+
+Each room adds its own entries where they are written. A user's file adds more, ``setwise pretrain --use ideas.py``:
+
+    @sw.register.term("spread", about="Push all items apart.")
+    def spread(z_a, z_b, *, scale: float = 1.0): ...
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from setwise.registry import Entry, Registry, load_entry_points, load_file
+
+__all__ = [
+    "called",
+    "data",
+    "encoder",
+    "load_entry_points",
+    "load_file",
+    "logger",
+    "loss",
+    "method",
+    "optimizer",
+    "schedule",
+    "table",
+    "term",
+    "views",
+]
+
+# ``given``: what the library fills in. ``home``: the room with our own entries.
+encoder: Registry[Any] = Registry("encoder", given=("channels",), home="setwise.encoders")  # nn.Module with .features
+loss: Registry[Any] = Registry("loss", given=("z_a", "z_b"), home="setwise.losses.objective")  # see ``called``
+term: Registry[Any] = Registry("set-level term", given=("z_a", "z_b"), home="setwise.losses.objective")  # as a loss
+method: Registry[Any] = Registry("method", given=("parts",), home="setwise.methods")  # -> Method
+# -> torch.optim.Optimizer; lr may be a tensor
+optimizer: Registry[Any] = Registry("optimizer", given=("groups",), home="setwise.training.optimizers")
+# -> the rate at that moment
+schedule: Registry[Any] = Registry("schedule", given=("lr", "progress", "epochs"), home="setwise.training.schedule")
+views: Registry[Any] = Registry("preset of views", given=("mean", "std"), home="setwise.views")  # -> Views
+data: Registry[Any] = Registry("data source", given=("root", "split"))  # -> ImageSet
+logger: Registry[Any] = Registry("logger", given=("folder", "history"), home="setwise.training.loggers")  # -> Logger
+table: Registry[Any] = Registry("table", given=("runs",))  # -> Table
+
+
+def called(entry: Entry[Any], options: dict[str, Any]) -> Callable[..., Any]:
+    """A loss or term with its options: what the entry makes, or, if it is itself a function of (z_a, z_b), that."""
+    itself = "z_a" in inspect.signature(entry.make).parameters
+    return partial(entry.make, **options) if itself else entry.make(**options)

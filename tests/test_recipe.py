@@ -1,0 +1,184 @@
+"""A recipe is a value: it goes through a file unchanged, and any field of it can be changed by its name."""
+
+import json
+import tomllib
+from dataclasses import replace
+
+import pytest
+
+import setwise.register as register
+from setwise.experiments.recipes import CELLS, recipe
+from setwise.losses.presets import objective_of
+from setwise.recipe import Recipe, flat, to_toml, trust, upgrade
+
+PLAIN, QARE = "paper/digits-conv4-simclr", "released/digits-conv4-simclr-qare"
+
+
+@pytest.mark.parametrize("name", [*list(CELLS)[::9], *list(CELLS)[-51::5]])
+def test_files_and_json_give_a_recipe_back(name):
+    found = recipe(name)
+    assert Recipe.read(tomllib.loads(to_toml(found.tree()))) == found
+    assert Recipe.read(json.loads(json.dumps(found.tree()))) == found
+
+
+def test_a_file_keeps_any_words():
+    found = recipe(PLAIN).changed({"about": 'é \U0001f600 "quoted"\n\\ \x7f \x01', "data": "a/\U0001f600 b"})
+    text = to_toml(found.tree())
+    assert text.startswith("about = ")
+    assert Recipe.read(tomllib.loads(text)) == found
+
+
+def test_what_is_missing_takes_its_default():
+    found = Recipe.read({})
+    assert (found.method.name, found.encoder.name, found.objective.loss.name) == ("contrastive", "conv4", "info-nce")
+    assert Recipe.read({"encoder": "conv4", "objective": "info-nce", "data": "digits"}) == found
+    assert Recipe.read({"method": "rotation"}).objective is None
+    assert Recipe.read({"objective": {"loss": "info-nce", "terms": ["qare"]}}).objective.terms[0].weight == 1
+
+
+@pytest.mark.parametrize(
+    ("tree", "said"),
+    [
+        ({"epoch": 3}, "expected a field of a recipe, .*got 'epoch'; did you mean 'epochs'"),
+        ({"encoder": "resnet-32"}, "did you mean 'resnet32'"),
+        ({"method": "contrastiv"}, "did you mean 'contrastive'"),
+        ({"method": 3}, "expected the method by its name, .*got 3"),
+        ({"schedule": "cosin"}, "did you mean 'cosine'"),
+        ({"views": {"preset": "modern", "flipp": 1}}, "did you mean 'flip'"),
+        ({"encoder": {"name": "conv4", "weights": "xavir"}}, "did you mean 'xavier'"),
+        ({"objective": {"loss": "info-nce", "temprature": 1}}, "did you mean 'temperature'"),
+        ({"objective": {"loss": "info-nce", "terms": [{"term": "qar"}]}}, "did you mean 'qare'"),
+        ({"objective": {"loss": "info-nce", "terms": "qare"}}, "expected terms to be a list of .*got 'qare'"),
+        ({"objective": {"loss": "info-nce", "terms": ["qare", "qare"]}}, "term once, got qare, qare"),
+        ({"objective": 3}, "expected the loss by its name, .*got 3"),
+        ({"objective": {"temperature": 0.1}}, "expected the loss by its name"),
+        ({"data": {"sources": "digits"}}, "did you mean 'source'"),
+        ({"data": 3}, "expected data to be a table, got 3"),
+        ({"evaluation": {"probe": {"epoch": 1}}}, "expected a field of evaluation.probe, .*did you mean 'epochs'"),
+        ({"head": 3}, "expected head to be a table, got 3"),
+        (
+            {"method": "rotation", "objective": "info-nce"},
+            "expected no objective for method 'rotation', got 'info-nce'",
+        ),
+        ({"objective": None}, "expected an objective for method 'contrastive', got none"),
+        ({"encoder": "os:getcwd"}, "files import nothing"),
+        ({"epochs": "many"}, "expected epochs to be a whole number, got 'many'"),
+        ({"data": {"validation": -1}}, "expected validation of 0 or more"),
+        ({"method": "matching", "data": {"validation": 5}}, "expected no validation for matching"),
+    ],
+)
+def test_what_is_wrong_is_told(tree, said):
+    with pytest.raises(ValueError, match=said):
+        Recipe.read(tree)
+
+
+def test_a_field_is_changed_by_its_path_or_the_last_part_of_it():
+    found = recipe(QARE)
+    for path in ("objective.temperature", "temperature"):
+        assert found.changed({path: "0.2"}).objective.loss["temperature"] == 0.2
+    assert found.changed({"lr": 0.5}).optimizer["lr"] == 0.5  # not the probe's, which lies deeper
+    assert found.changed({"probe.lr": 0.5}).evaluation.probe.lr == 0.5
+    assert found.changed({"drop-last": "true"}).drop_last is True
+    assert found.changed({"weight": 0.5}).objective.weight == 0.5
+    assert found.changed({"data": "cifar10"}).data.source == "cifar10"
+    assert found.changed({"padding": 3, "epochs": 2}) == replace(found.changed({"views.padding": 3}), epochs=2)
+    assert found.changed({}) == found
+
+
+def test_a_field_that_is_not_there_or_not_clear_is_told():
+    with pytest.raises(ValueError, match="got 'temprature'; did you mean 'temperature'"):
+        recipe(PLAIN).changed({"temprature": 1})
+    with pytest.raises(ValueError, match="`setwise recipes NAME` shows all"):
+        recipe(PLAIN).changed({"zzzzz": 1})
+    both = recipe(PLAIN).changed({"terms": [{"term": "qare"}, {"term": "gap", "weight": 2}]})
+    with pytest.raises(ValueError, match=r"got 'normalization', which is .* or .*terms\.gap.*; give the whole path"):
+        both.changed({"normalization": "none"})
+    changed = both.changed({"objective.terms.gap.normalization": "none"}).objective.terms
+    assert [term.term["normalization"] for term in changed] == ["n2", "none"]
+
+
+def test_terms_are_named_in_paths():
+    found = recipe(PLAIN).changed({"terms": [{"term": "structural-difference", "weight": 3}]})
+    path = "objective.terms.structural-difference.weight"
+    assert flat(found.tree())[path] == 3
+    for typed in (path, path.replace("-", "_")):
+        assert found.changed({typed: 4}).objective.terms[0].weight == 4
+    assert found.changed({"terms": []}) == recipe(PLAIN)
+    with pytest.raises(ValueError, match="expected a method with an objective for terms"):
+        recipe("paper/digits-conv4-rotation").changed({"terms": []})
+
+
+def test_a_new_name_brings_its_own_options_and_comes_first():
+    found = recipe(PLAIN)
+    sgd = found.changed({"momentum": 0.5, "optimizer": "sgd"}).optimizer
+    assert (sgd.name, sgd["lr"], sgd["momentum"]) == ("sgd", 0.1, 0.5)
+    assert found.changed({"stem": "cifar", "encoder": "resnet18"}).encoder["stem"] == "cifar"
+    sparse = recipe(QARE).changed({"loss": "sparse-clr"}).objective  # terms stay
+    assert (sparse.loss.name, [term.term.name for term in sparse.terms]) == ("sparse-clr", ["qare"])
+    timm = found.changed({"encoder": "timm/vit_tiny_patch16_224", "img_size": 32}).encoder
+    assert (timm.name, timm["img_size"], timm["pretrained"]) == ("timm/vit_tiny_patch16_224", 32, False)
+
+
+def test_another_method_takes_the_objective_or_leaves_it():
+    rotation = recipe(QARE).changed({"method": "rotation"})
+    assert rotation.objective is None
+    back = rotation.changed({"method": "contrastive", "temperature": 0.2})
+    assert (back.objective.loss.name, back.objective.loss["temperature"]) == ("info-nce", 0.2)
+    assert recipe(QARE).changed({"method": "contrastive"}) == recipe(QARE)
+    with pytest.raises(ValueError, match="expected an objective"):
+        recipe(QARE).changed({"objective": "none"})
+    assert recipe(QARE).changed({"objective": "triplet"}).objective.loss.name == "triplet"
+
+
+def test_none_is_a_value_where_there_may_be_none():
+    found = recipe("paper/cifar10-matching-infonce")
+    assert found.data.instances == 1467
+    for none in (None, "none", "None"):
+        assert found.changed({"instances": none}).data.instances is None
+    with pytest.raises(ValueError, match="expected epochs to be a whole number, got 'none'"):
+        found.changed({"epochs": "none"})
+
+
+def test_a_person_may_name_a_function(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "outside_parts.py").write_text(
+        "def net(channels: int, *, width: int = 8): ...\ndef far(z_a, z_b, *, scale: float = 1.0): ...\n"
+    )
+    for registry in (register.encoder, register.loss, register.term):
+        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+    wanted = {"encoder": "outside_parts:net", "width": 4, "loss": "outside_parts:far"}
+    wanted["terms"] = [{"term": "outside_parts:far", "scale": 2}]
+    trust(wanted)
+    found = recipe(PLAIN).changed(wanted)
+    assert found.encoder["width"] == 4
+    assert found.objective.terms[0].term["scale"] == 2.0
+    trust({"data": "C:x", "about": "a:b"})  # names of nothing
+
+
+def test_recipes_of_version_0_1_are_read():
+    old = {"data": "digits", "method": "simclr", "encoder": "conv4", "loss": "released/simclr-qare", "beta": 1.0}
+    old |= {"initial": "released", "padding": 1, "epochs": 200, "batch": 128, "probe_epochs": 100, "probe_lr": 1e-3}
+    old |= {"hidden": 256, "embedding": 64, "lr": 1e-3, "optimizer": "adam", "momentum": 0.9, "weight_decay": 0.0}
+    found = Recipe.read(old)
+    assert found == replace(recipe(QARE), about="")
+    assert Recipe.read(upgrade(old)) == found
+    matching = {"initial": "released", "method": "matching", "encoder": "resnet18", "stem": "cifar", "instances": 1467}
+    matching |= {"data": "cifar10", "views": "matching", "loss": "paper/matching-infonce-qare", "beta": None}
+    matching |= {"epochs": 50, "lr": 0.01, "schedule": "cosine", "drop_last": True}
+    assert Recipe.read(matching) == replace(recipe("paper/cifar10-matching-infonce-qare"), about="")
+    random = {"initial": "xavier", "method": "random", "views": "none", "padding": 1, "epochs": 0, "loss": None}
+    assert Recipe.read(random) == replace(recipe("paper/digits-conv4-random"), about="")
+    infomax = {
+        "initial": "released",
+        "method": "deepinfomax",
+        "adversarial": False,
+        "optimizer": "sgd",
+        "momentum": 0.5,
+    }
+    assert Recipe.read(infomax).method["adversarial"] is False
+    assert Recipe.read(infomax).optimizer["momentum"] == 0.5
+
+
+def test_an_objective_is_what_its_preset_says():
+    assert recipe(QARE).objective == objective_of("released/simclr-qare", 1.0)
+    assert recipe(PLAIN).objective == objective_of("paper/simclr")

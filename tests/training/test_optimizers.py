@@ -1,0 +1,116 @@
+"""LARS by its equations, Muon by torch's own; both kept by checkpoints, both within a captured step."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import setwise.register as register
+from setwise.recipe import Recipe
+from setwise.training.engine import Engine
+
+OWN = ("lars", "muon")
+
+
+def parameters() -> list[nn.Parameter]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(6, 4), (6,), (3, 2, 3, 3), (5, 7)]
+    return [nn.Parameter(torch.randn(shape, generator=generator, dtype=torch.float64)) for shape in shapes]
+
+
+def stepped(made: torch.optim.Optimizer, weights: list[nn.Parameter], rate: torch.Tensor) -> list[torch.Tensor]:
+    """The weights after steps of two rates, along gradients that are anyone's."""
+    for step, lr in enumerate((0.5, 0.2)):
+        rate.fill_(lr)
+        for w in weights:
+            w.grad = torch.sin(w.detach() + step)
+        made.step()
+    return [w.detach().clone() for w in weights]
+
+
+def rate() -> torch.Tensor:
+    return torch.zeros((), dtype=torch.float64)
+
+
+def test_lars_is_its_equations():
+    lr, weights = rate(), parameters()
+    expected = [w.detach().numpy().copy() for w in weights]
+    options = {"momentum": 0.8, "weight_decay": 0.1, "trust": 0.02}
+    found = stepped(register.optimizer["lars"].make([{"params": weights}], lr=lr, **options), weights, lr)
+    for w, mine in zip(expected, found, strict=True):
+        v = np.zeros_like(w)
+        for step, now in enumerate((0.5, 0.2)):
+            g, ratio, decay = np.sin(w + step), 1.0, 0.0
+            if w.ndim > 1:
+                size, slope = np.sqrt((w**2).sum()), np.sqrt((g**2).sum())
+                ratio, decay = 0.02 * size / (slope + 0.1 * size), 0.1
+            v = 0.8 * v + now * ratio * (g + decay * w)
+            w = w - v
+        np.testing.assert_allclose(mine, w, rtol=1e-12)
+
+
+def test_lars_moves_what_is_zero():
+    w, lr = nn.Parameter(torch.zeros(2, 2)), torch.tensor(0.5)
+    made = register.optimizer["lars"].make([{"params": [w]}], lr=lr)
+    for slope in (0.0, 1.0):  # neither 0 / 0 nor a step of length 0 for ever
+        w.grad = torch.full_like(w, slope)
+        made.step()
+    torch.testing.assert_close(w.detach(), torch.full((2, 2), -0.5))
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="needs torch 2.9 for torch.optim.Muon")
+def test_muon_is_torchs_for_matrices_and_adamw_for_the_rest():
+    lr, weights = rate(), parameters()
+    groups = [{"params": weights[:2]}, {"params": weights[2:], "weight_decay": 0.3}]
+    found = stepped(register.optimizer["muon"].make(groups, lr=lr, weight_decay=0.1), weights, lr)
+    for i, mine in enumerate(found):
+        alone, decay = parameters()[i], 0.1 if i < 2 else 0.3
+        if alone.ndim == 2:
+            theirs = torch.optim.Muon([alone], 0.0, decay, momentum=0.95, adjust_lr_fn="match_rms_adamw")
+        else:
+            theirs = torch.optim.AdamW([alone], 0.0, weight_decay=decay)
+        for step, now in enumerate((0.5, 0.2)):
+            theirs.param_groups[0]["lr"] = now
+            alone.grad = torch.sin(alone.detach() + step)
+            theirs.step()
+        torch.testing.assert_close(mine, alone.detach(), rtol=1e-12, atol=1e-12, msg=lambda m, i=i: f"{i}: {m}")
+
+
+def test_muon_asks_for_a_torch_that_has_it(monkeypatch):
+    monkeypatch.delattr(torch.optim, "Muon", raising=False)
+    with pytest.raises(ValueError, match=r"expected torch 2.9 .* got .*; take --optimizer adamw"):
+        register.optimizer["muon"].make([{"params": parameters()}], lr=0.1)
+
+
+def engine(name: str, digits, device: str = "cpu", *, capture: bool = True) -> Engine:
+    recipe = Recipe.read({"method": "supervised", "optimizer": name, "epochs": 2, "batch": 50, "precision": "float32"})
+    made = Engine(recipe, digits, seed=1, device=torch.device(device), capture=capture)
+    made.begin(0)
+    return made
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_checkpoint_has_all_of_it(name, digits):
+    """Steps after a restart are the same to the bit."""
+    whole, resumed = engine(name, digits), engine(name, digits)
+    whole.step()
+    resumed.restore({key: x.clone() for key, x in whole.tensors().items()})
+    resumed.begin(0, 1)
+    for one in (whole, resumed):
+        one.step()
+    mine, theirs = whole.tensors(), resumed.tensors()
+    assert sum(key.startswith("optimizer.") for key in mine) >= len(list(whole.method.parameters()))
+    assert all(torch.equal(x, theirs[key]) for key, x in mine.items())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", OWN)
+def test_captured_steps_are_the_same(name, digits):
+    found = []
+    for capture in (True, False):
+        one = engine(name, digits, "cuda", capture=capture)
+        for _ in range(3):
+            one.step()
+        found.append(one.tensors())
+    for key, x in found[0].items():
+        torch.testing.assert_close(x, found[1][key], rtol=1e-3, atol=1e-4, msg=lambda m, key=key: f"{key}: {m}")
