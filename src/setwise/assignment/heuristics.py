@@ -21,7 +21,7 @@ ROUNDING = 1e-13  # differences below this share of the largest conceivable obje
 TABU_WALKS = 64  # at N = 30 a step of 64 costs less than twice one of 16, and the pool they fill stays diverse
 TABU_ENTRIES = 83_000  # walks x N^2 at most (but four walks at least), so that they fit a core's cache
 TABU_STEPS = 330  # steps a row ...
-TABU_WORK = 4.6e8  # ... but walks x steps x N^2 at most: 1 to 1.8 s up to N = 36
+TABU_WORK = 4.0e8  # ... but walks x steps x N^2 at most: 1 to 2 s up to N = 36
 TABU_FAQ = 8  # starts from Frank-Wolfe
 ROUND_STEPS = 10  # steps a row between two generations, and all there are before an exact search
 MOVED = 3  # rows of a child that swap columns at random
