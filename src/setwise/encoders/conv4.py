@@ -28,7 +28,7 @@ class Conv4(nn.Module):
         released_weights_(self)
 
     def _block(self, x: Tensor, i: int, pool: Pool) -> Tensor:
-        # Many processes put a BatchNorm of another class in its place.
+        # Over many processes the BatchNorm is of a class that inherits from its own.
         conv, norm = cast(nn.Conv2d, self.blocks[4 * i]), cast(nn.BatchNorm2d, self.blocks[4 * i + 1])
         return conv_norm(x, conv, norm, pool=pool)
 

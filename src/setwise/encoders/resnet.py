@@ -15,7 +15,7 @@ from setwise.kernels.conv_plan import Pool
 
 def _layer(modules: nn.Sequential, x: Tensor, *, relu: bool = True) -> Tensor:
     """What the convolution and the normalisation that ``modules`` start with make of ``x``."""
-    # Many processes put a BatchNorm of another class in its place.
+    # Over many processes the BatchNorm is of a class that inherits from its own.
     return conv_norm(x, cast(nn.Conv2d, modules[0]), cast(nn.BatchNorm2d, modules[1]), relu=relu)
 
 
