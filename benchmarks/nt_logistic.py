@@ -17,9 +17,9 @@ from pathlib import Path
 
 import torch
 
-from setwise.experiments.matching import run_matching
-from setwise.experiments.recipes import recipe
-from setwise.experiments.records import surroundings
+from setwise.paper.recipes import recipe
+from setwise.records.record import surroundings
+from setwise.runs.matching import run_matching
 from setwise.training.loop import How
 
 SEEDS = (1, 2, 3)

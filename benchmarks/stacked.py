@@ -18,8 +18,8 @@ from pathlib import Path
 import torch
 
 from setwise.bench.step import RECIPES, images
-from setwise.experiments.recipes import recipe
-from setwise.experiments.records import surroundings
+from setwise.paper.recipes import recipe
+from setwise.records.record import surroundings
 from setwise.training.capture import captured
 from setwise.training.engine import Engine
 

@@ -8,8 +8,8 @@ It shows a function from runs to a table. The report puts it on its page, and wr
 from collections.abc import Sequence
 
 import setwise as sw
-from setwise.experiments.own_runs import AnyRun
-from setwise.experiments.tables import Table
+from setwise.report.any_runs import AnyRun
+from setwise.report.tables import Table
 
 
 @sw.register.table("cost", about="Seconds of training and accuracy of every run, the fastest first.")

@@ -4,6 +4,7 @@ import importlib
 import shutil
 import warnings
 from collections.abc import Callable
+from html.parser import HTMLParser
 from pathlib import Path
 from types import ModuleType
 
@@ -94,3 +95,44 @@ def package() -> Callable[[str], ModuleType]:
             pytest.skip(f"needs {name}, which does not import here: {error}")
 
     return find
+
+
+class Tree(HTMLParser):
+    """Elements in order as (tag, attributes, text directly within); fails on what is not well nested."""
+
+    def __init__(self, html):
+        super().__init__(convert_charrefs=True)
+        self.elements, self.open = [], []
+        self.feed(html)
+        self.close()
+        assert not self.open, "elements left open"
+
+    def handle_starttag(self, tag, attrs):
+        names = [name for name, _ in attrs]
+        assert len(set(names)) == len(names), f"an attribute twice in {tag}"
+        self.elements.append((tag, dict(attrs), []))
+        if tag not in ("meta", "br", "img", "link", "input", "hr"):
+            self.open.append(len(self.elements) - 1)
+
+    def handle_startendtag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs), []))
+
+    def handle_endtag(self, tag):
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.elements[self.open.pop()][0] == tag
+
+    def handle_data(self, data):
+        if self.open:
+            self.elements[self.open[-1]][2].append(data)
+
+    def all(self, tag, **attributes):
+        return [e for e in self.elements if e[0] == tag and all(e[1].get(k) == v for k, v in attributes.items())]
+
+    def texts(self, tag, **attributes):
+        return ["".join(text) for _, _, text in self.all(tag, **attributes)]
+
+
+@pytest.fixture(scope="session")
+def tree_of():
+    """Makes the tree of a page's text."""
+    return Tree

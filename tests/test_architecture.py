@@ -10,8 +10,8 @@ import pytest
 SOURCE = Path(__file__).parent.parent / "src" / "setwise"
 ROOMS = [
     *("version", "pages", "terminal", "locks", "checks", "registry", "register", "kernels", "similarity", "assignment"),
-    *("losses", "encoders", "data", "views", "recipe", "methods", "training", "evaluation", "experiments", "front"),
-    *("adapters", "demo", "bench", "recipes_page", "trainer", "cli", "__main__"),
+    *("losses", "encoders", "data", "views", "recipe", "methods", "training", "evaluation"),
+    *("records", "report", "runs", "paper", "front", "adapters", "demo", "bench", "cli", "__main__"),
 ]
 OPTIONAL = {
     *("pytorch_metric_learning", "timm", "torchvision", "lightly", "lightning", "safetensors", "onnx"),

@@ -18,9 +18,9 @@ import setwise.register as register
 from setwise import demo
 from setwise.bench.step import RECIPES, _steps_of_run
 from setwise.cli import main
-from setwise.experiments.recipes import recipe
+from setwise.cli.training import RunArguments, divide
+from setwise.paper.recipes import recipe
 from setwise.recipe import flat
-from setwise.trainer import RunArguments, divide
 
 
 def test_demo_learns_and_leaves_a_page(tmp_path, capsys, monkeypatch):
@@ -219,7 +219,9 @@ def test_a_bad_option_is_one_line(typed, said):
 def runs(monkeypatch):
     """What the command line would train by."""
     met = []
-    monkeypatch.setattr("setwise.trainer._run", lambda recipe, name, place, given: met.append((recipe, name, given)))
+    monkeypatch.setattr(
+        "setwise.cli.training._run", lambda recipe, name, place, given: met.append((recipe, name, given))
+    )
     return met
 
 
@@ -329,7 +331,7 @@ def test_what_goes_wrong_is_a_line_and_no_traceback(error, said, monkeypatch, ca
     def fail(*_, **__):
         raise error
 
-    monkeypatch.setattr("setwise.experiments.runs.export", fail)
+    monkeypatch.setattr("setwise.runs.pretraining.export", fail)
     with pytest.raises(SystemExit) as stopped:
         main(["export", "nowhere"])
     words = capsys.readouterr().err if stopped.value.code == 130 else stopped.value.code
@@ -431,10 +433,10 @@ def test_recipes_are_found_by_a_part_of_their_name(capsys):
 
 def test_records_that_are_missing_in_the_end_are_the_exit_status(tmp_path, capsys, monkeypatch):
     words = ["reproduce", "table3", "--seeds", "1", "--only", "conv4-simclr/", "--results", str(tmp_path)]
-    monkeypatch.setattr("setwise.experiments.reproduce.reproduce", lambda jobs, **how: 0)
+    monkeypatch.setattr("setwise.paper.reproduce.reproduce", lambda jobs, **how: 0)
     main([*words, "--device", "cpu"])
     assert capsys.readouterr().out == f"2 of 2 records in {tmp_path}\n"
-    monkeypatch.setattr("setwise.experiments.reproduce.reproduce", lambda jobs, **how: 1)
+    monkeypatch.setattr("setwise.paper.reproduce.reproduce", lambda jobs, **how: 1)
     with pytest.raises(SystemExit, match="^1$"):
         main([*words, "--device", "cpu"])
     assert capsys.readouterr().out == f"1 of 2 records in {tmp_path}\n"

@@ -15,13 +15,13 @@ import torch
 import yaml
 
 import setwise as sw
+import setwise.records as records
 import setwise.register as register
 from setwise import cli
 from setwise.checks import see
 from setwise.evaluation.export import export
-from setwise.experiments import records
-from setwise.experiments.recipes import CELLS, recipe
 from setwise.losses.presets import PRESETS
+from setwise.paper.recipes import CELLS, recipe
 from setwise.recipe import Recipe, to_toml
 from setwise.registry import Registry
 
@@ -112,10 +112,10 @@ def parse(monkeypatch):
         raise Parsed
 
     for place in (
-        *("setwise.experiments.runs.choose_device", "setwise.experiments.runs.export", "setwise.demo.run"),
-        *("setwise.experiments.report.report", "setwise.experiments.reproduce.reproduce"),
+        *("setwise.runs.pretraining.choose_device", "setwise.runs.pretraining.export", "setwise.demo.run"),
+        *("setwise.paper.report.report", "setwise.paper.reproduce.reproduce"),
         *(f"setwise.data.manage.{x}" for x in ("show_list", "fetch_and_tell", "check_and_tell")),
-        *("setwise.views.preview.write_preview", "setwise.experiments.own_runs.report_runs"),
+        *("setwise.views.preview.write_preview", "setwise.report.any_runs.report_runs"),
     ):
         monkeypatch.setattr(place, begin)
 

@@ -16,10 +16,10 @@ import torch
 from torch import nn
 
 import setwise as sw
+import setwise.records as records
 import setwise.register as register
 import setwise.training.loop  # the library has registered its own before a test does
 from setwise.cli import main
-from setwise.experiments import records
 from setwise.recipe import Recipe
 from setwise.registry import Registry
 from setwise.training import checkpoint

@@ -71,7 +71,12 @@ def test_the_wheel_has_all_of_the_package_and_nothing_else(wheel):
     files = [path for path in SOURCE.rglob("*") if path.suffix in (".py", ".cu", ".typed")]
     files += SOURCE.glob("how_to/*.md")
     assert inside == {f"setwise/{path.relative_to(SOURCE).as_posix()}" for path in files}
-    assert {"setwise/py.typed", "setwise/kernels/eigh.cu", "setwise/cli.py", "setwise/how_to/errors.md"} <= inside
+    assert {
+        "setwise/py.typed",
+        "setwise/kernels/eigh.cu",
+        "setwise/cli/__init__.py",
+        "setwise/how_to/errors.md",
+    } <= inside
     assert f"{about}licenses/LICENSE" in names
 
 

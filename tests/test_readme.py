@@ -3,13 +3,14 @@
 import re
 from pathlib import Path
 
-from setwise.experiments.ablation import is_ablation, ranked
-from setwise.experiments.claims import CONTROLLED, _paper_gain, settings
-from setwise.experiments.collected import collect, groups
-from setwise.experiments.figures import sweeps
-from setwise.experiments.spectra import by_seed, last_look, mean_look, ranks
-from setwise.experiments.statistics import holm, paired_difference
-from setwise.experiments.tables import changes_table, paper_number, shown
+from setwise.paper.ablation import is_ablation, ranked
+from setwise.paper.claims import CONTROLLED, _paper_gain, settings
+from setwise.paper.collected import collect, groups
+from setwise.paper.figures import sweeps
+from setwise.paper.spectra import by_seed, last_look, mean_look, ranks
+from setwise.paper.tables import changes_table, paper_number
+from setwise.records.statistics import holm, paired_difference
+from setwise.report.tables import shown
 
 ROOT = Path(__file__).parent.parent
 BASES, RESIDUAL = ("simclr", "sparseclr"), "released-cifar10-resnet32"

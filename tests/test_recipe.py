@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 import setwise.register as register
-from setwise.experiments.recipes import CELLS, recipe
 from setwise.losses.presets import objective_of
+from setwise.paper.recipes import CELLS, recipe
 from setwise.recipe import Recipe, flat, to_toml, trust, upgrade
 
 PLAIN, QARE = "paper/digits-conv4-simclr", "released/digits-conv4-simclr-qare"

@@ -17,14 +17,15 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
+import setwise.records as records
+import setwise.runs as runs
 from setwise.assignment import matching_accuracy
 from setwise.data import load, matched_halves
-from setwise.experiments import records, runs
-from setwise.experiments.page import Page
-from setwise.experiments.recipes import recipe
 from setwise.locks import Taken, locked
 from setwise.losses.modules import AssignmentLoss
 from setwise.losses.presets import presets
+from setwise.paper.recipes import recipe
+from setwise.report.page import Page
 from setwise.similarity import pairwise
 from setwise.terminal import visible
 from setwise.training.errors import Interrupted

@@ -17,12 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+import setwise.records as records
+import setwise.runs as runs
 from setwise.data import ImageSet
 from setwise.evaluation.features import extract, frozen
-from setwise.experiments import records, runs
-from setwise.experiments.recipes import recipe as named
-from setwise.experiments.reproduce import run_of
+from setwise.paper.recipes import recipe as named
 from setwise.recipe import Recipe, trust
+from setwise.runs import run_of
 from setwise.training import checkpoint as checkpoints
 from setwise.training.loop import How
 

@@ -16,7 +16,7 @@ from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.utils import get_tags
 
 from setwise.adapters.scikit_learn import SetwiseEncoder, to_images
-from setwise.experiments.recipes import recipe
+from setwise.paper.recipes import recipe
 from setwise.training.loop import train
 
 FOUND = load_digits()

@@ -6,9 +6,9 @@ import torch
 from setwise import methods
 from setwise.assignment import matching_accuracy
 from setwise.data import MatchedSet, load, matched_halves
-from setwise.experiments.recipes import recipe as named
 from setwise.methods.deepinfomax import FIRST_VIEW
 from setwise.methods.matching import draw_shots
+from setwise.paper.recipes import recipe as named
 from setwise.training.engine import Engine
 from setwise.views import philox as generator
 from setwise.views import preset

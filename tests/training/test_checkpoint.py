@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from setwise.experiments.recipes import recipe
+from setwise.paper.recipes import recipe
 from setwise.recipe import Recipe
 from setwise.training import checkpoint
 from setwise.training.checkpoint import Checkpoint

@@ -10,9 +10,9 @@ from torch import nn
 import setwise.register as register
 from setwise import encoders, methods
 from setwise.data import ImageSet, MatchedSet, matched_halves
-from setwise.experiments.recipes import recipe as named
 from setwise.losses.presets import presets
 from setwise.methods.matching import draw_shots
+from setwise.paper.recipes import recipe as named
 from setwise.recipe import Recipe
 from setwise.training.engine import Engine, _check_share
 from setwise.training.errors import TrainingError

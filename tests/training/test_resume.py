@@ -19,8 +19,8 @@ import torch
 import setwise.register as register
 from setwise import methods
 from setwise.cli import main
-from setwise.experiments.records import of_run
 from setwise.recipe import Recipe
+from setwise.records.record import of_run
 from setwise.training import checkpoint, loop
 from setwise.training.engine import Engine
 from setwise.training.errors import Interrupted, TrainingError

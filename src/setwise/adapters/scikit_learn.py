@@ -17,9 +17,9 @@ from torch import Tensor
 
 from setwise.data import ImageSet
 from setwise.evaluation.features import extract
-from setwise.experiments.recipes import recipe as recipe_of_name
-from setwise.experiments.runs import choose_device
+from setwise.paper.recipes import recipe as recipe_of_name
 from setwise.recipe import Recipe
+from setwise.runs import choose_device
 from setwise.training.errors import Interrupted
 from setwise.training.loop import How, train
 

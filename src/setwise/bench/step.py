@@ -22,9 +22,9 @@ from setwise.checks import check_count
 from setwise.data import ImageSet, MatchedSet, matched_halves
 from setwise.data.sets import split_sizes
 from setwise.encoders import create, projection_head
-from setwise.experiments.recipes import CELLS
-from setwise.experiments.recipes import recipe as find
 from setwise.kernels.conv_plan import processes_share, share_device
+from setwise.paper.recipes import CELLS
+from setwise.paper.recipes import recipe as find
 from setwise.recipe import Recipe
 from setwise.terminal import visible
 from setwise.training.engine import Engine

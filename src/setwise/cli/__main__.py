@@ -1,0 +1,5 @@
+"""`python -m setwise.cli`."""
+
+from setwise.cli import main
+
+main()

@@ -1,0 +1,335 @@
+"""From a folder of run records to groups of runs that may be compared.
+
+Runs stand in one group only if nothing but the loss and the weight of its set-level term differs from their named
+recipes in the same way: a run of 4 epochs is never compared with one of 50. All accuracies are per cent.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import setwise.records as records
+from setwise.losses.objective import Choice
+from setwise.paper.numbers import word
+from setwise.paper.objectives import objective_words, preset_of, same_objective, weight_of
+from setwise.paper.recipes import CELLS, MATCHING_LOSSES, recipe
+from setwise.recipe import CHOSEN, Recipe, flat
+from setwise.records.statistics import MeanStd, PairedDifference, mean_std, number, paired_difference
+
+TERMS = {"": "", "qare": "QARe", "gap": "alignment gap", "control": "structural difference"}
+OUR_TERMS = ("gap", "control")  # their weights are ours to choose; QARe's is the paper's
+METHODS = ("supervised", "random", "deepcluster", "rotation", "deepinfomax", "simclr", "sparseclr")
+FEWEST = 3  # weights that make a sweep
+FORMS = ("paper", "released", "modern")
+_PLACES = {(cell.kind, cell.form, cell.data, cell.encoder, cell.base, cell.term) for cell in CELLS.values()}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A record that has a place in a table."""
+
+    path: str  # below the folder of records
+    record: dict[str, Any]
+    kind: str  # "matching" or "classification"
+    form: str  # what the recipe's name begins with
+    data: str
+    encoder: str
+    instances: int | None
+    base: str  # loss of matching, or method
+    term: str  # one of TERMS
+    weight: float | None
+    loss: str  # another one than the named recipe's, or nothing
+    usual: bool  # loss and weight are the named recipe's
+    changed: str  # what else of the named recipe was changed, in words
+    seed: int
+    validation: int  # training images that were tested on instead of the test split
+
+
+@dataclass(frozen=True)
+class Row:
+    """The runs of one loss or method with one set-level term and one weight, by seed."""
+
+    base: str
+    term: str
+    runs: dict[int, Run] = field(default_factory=dict)
+    said: str = ""  # added to the label
+    loss: str = ""  # another one than the named recipe's, or nothing
+    weight: float | None = None
+
+    @property
+    def label(self) -> str:
+        """In words: "InfoNCE + alignment gap, weight 30"."""
+        return word(self.base) + (f" + {TERMS[self.term]}" if self.term else "") + self.said
+
+    def values(self, measure: str) -> dict[int, float]:
+        """A final measure, a share of one, in per cent, by seed; seeds without it are left out."""
+        found = {seed: number(run.record["final"].get(measure)) for seed, run in self.runs.items()}
+        return {seed: 100 * value for seed, value in found.items() if value is not None}
+
+    def mean(self, measure: str) -> MeanStd | None:
+        """Over its seeds; None if there are none."""
+        values = self.values(measure)
+        return mean_std(list(values.values())) if values else None
+
+
+@dataclass(frozen=True)
+class Group:
+    """Rows that may be compared: one data set, one setting."""
+
+    kind: str
+    form: str
+    data: str
+    encoder: str
+    changed: str
+    name: str
+    title: str
+    rows: tuple[Row, ...]
+    choices: tuple[tuple[str, str], ...]  # how weights were chosen: of what, and in words
+    runs: tuple[Run, ...]  # all that were sorted into it, those of weights that were not chosen too
+
+    @property
+    def validation(self) -> int:
+        """How many training images were tested on instead of the test split: such runs are for choosing."""
+        return _kept_apart(self.runs)
+
+    @property
+    def measure(self) -> tuple[str, str]:
+        """The measure that answers, and its name: many held-out sets tell more than one test set of 220."""
+        if self.kind != "matching":
+            return "probe_accuracy", "probe accuracy"
+        if any(number(run.record["final"].get("held_out_accuracy")) is not None for run in self.runs):
+            return "held_out_accuracy", "matching accuracy on held-out sets"
+        return "test_accuracy", "matching accuracy on the test split"
+
+    @property
+    def setting(self) -> str:
+        """Its title in few words, for a column; an asterisk where recipes were changed."""
+        words = self.title.partition(" (")[0]
+        return words.partition(", ")[2] + ("*" if self.changed else "")
+
+    def is_main(self, row: Row) -> bool:
+        """Whether a row has the recipe's weight, or the chosen one: the others are for tables and sweeps only."""
+        return not row.said or (self.kind == "matching" and row.term in OUR_TERMS)
+
+    def sweep(self, base: str) -> dict[float, Row]:
+        """QARe with this loss by its weight, ascending, if enough weights were run to speak of a sweep."""
+        rows = [row for row in self.rows if (row.base, row.term, row.loss) == (base, "qare", "") and row.runs]
+        found = {row.weight: row for row in rows if row.weight is not None}
+        enough = self.kind == "classification" and len(found) >= FEWEST
+        return {weight: found[weight] for weight in sorted(found)} if enough else {}
+
+    def plain(self, base: str) -> Row:
+        """The row of this loss or method as it is, without a set-level term; without runs where there are none."""
+        return next((r for r in self.rows if (r.base, r.term, r.said) == (base, "", "")), Row(base, ""))
+
+    def difference(self, row: Row, measure: str) -> PairedDifference | None:
+        """A row's paired difference to the same loss or method as it is, without a set-level term."""
+        if not row.term and not row.said:
+            return None
+        return paired_difference(row.values(measure), self.plain(row.base).values(measure))
+
+
+def collect(results: Path) -> tuple[list[Run], list[str]]:
+    """The runs below ``results``/runs, and what is there but has no place in a table, in words."""
+    found: dict[tuple[object, ...], Run] = {}
+    aside = []
+    top = results / "runs"
+    for path in sorted(top.rglob("*")):
+        if not path.is_file() or path.suffix == ".lock" or path.name.startswith("."):
+            continue
+        place = path.relative_to(top).as_posix()
+        try:
+            run = _run(place, records.read(path))
+        except ValueError as error:
+            aside.append(f"{place}: {str(error).replace(str(path), path.name)}")  # the page is for other machines
+            continue
+        key = (run.record["name"], run.loss, run.weight, run.seed, run.instances, run.changed)
+        taken, other = found.get(key, run), run
+        if place == f"{run.record['name']}/seed-{run.seed}.json":  # a table's own, before a sweep's of the same weight
+            taken, other = run, taken
+        found[key] = taken
+        if other is not taken:
+            aside.append(f"{other.path}: expected one record of a run, got a second one; {taken.path} is taken")
+    return list(found.values()), aside
+
+
+def _run(place: str, record: dict[str, Any]) -> Run:
+    name, seed = record.get("name"), record.get("seed")
+    if not isinstance(name, str) or name not in CELLS:
+        raise ValueError(f"expected a run of a named recipe, got {name!r}")
+    if not isinstance(record.get("recipe"), dict) or isinstance(seed, bool) or not isinstance(seed, int):
+        raise ValueError("expected a record with its recipe and its seed, got neither or one of them")
+    records.check_final(record)
+    cell, mine = CELLS[name], records.recipe_of(record)
+    weight, loss, usual, changed = _against(name, json.dumps(record["recipe"]))
+    return Run(
+        path=place,
+        record=record,
+        kind=cell.kind,
+        form=cell.form,
+        data=cell.data,
+        encoder=cell.encoder,
+        instances=mine.data.instances,
+        base=cell.base,
+        term=cell.term,
+        weight=weight,
+        loss=loss,
+        usual=usual,
+        changed=changed,
+        seed=seed,
+        validation=mine.data.validation,
+    )
+
+
+@lru_cache(maxsize=256)
+def _against(name: str, text: str) -> tuple[float | None, str, bool, str]:
+    """Weight, other loss, whether both are the named recipe's, and what else differs; ``text``: a recipe as JSON."""
+    named, mine = recipe(name), records.recipe_of({"recipe": json.loads(text)})
+    weight = weight_of(mine)
+    loss = "" if same_objective(mine, named) else preset_of(mine) or objective_words(mine, named)
+    return weight, loss, not loss and weight == weight_of(named), ", ".join(_changes(mine, named))
+
+
+def _changes(mine: Recipe, named: Recipe) -> list[str]:
+    """What differs from the named recipe beside the objective, in words; of a part of another name, from defaults."""
+    words, usual = [], flat(named.tree())
+    for part, (registry, key) in CHOSEN.items():
+        name = getattr(mine, part).name
+        if name != getattr(named, part).name:
+            words.append(f"{part} {name}")
+            usual |= flat({part: Choice.read(registry, name, key).tree(key)})
+    for path, value in flat(mine.tree()).items():
+        if value != usual.get(path) and path not in ("about", "data.instances") and not path.startswith("objective."):
+            option = path.partition(".")[2].replace(".", "_") or path  # evaluation.probe.epochs: probe_epochs
+            words.append(f"{option} {value}")
+    return sorted(words)
+
+
+def groups(runs: Iterable[Run]) -> list[Group]:
+    """The runs, sorted into what may be compared: recipes as they are first, matching before classification."""
+    sorted_in: dict[tuple[Any, ...], list[Run]] = {}
+    for run in runs:
+        # Our own terms stand beside the paper's losses. Of classification, forms are never mixed.
+        form = "" if run.kind == "matching" else run.form
+        key = (run.kind, form, run.data, run.encoder, run.instances, run.changed)
+        sorted_in.setdefault(key, []).append(run)
+
+    def order(key: tuple[Any, ...]) -> tuple[Any, ...]:
+        kind, form, data, encoder, instances, changed = key
+        place = FORMS.index(form) if form in FORMS else -1
+        return changed != "", kind != "matching", place, data, encoder, instances or 0, changed
+
+    return [_group(key, sorted_in[key]) for key in sorted(sorted_in, key=order)]
+
+
+def probed(found: Sequence[Group]) -> list[Group]:
+    """Those of linear probes on the test split."""
+    return [group for group in found if group.kind == "classification" and not group.validation]
+
+
+def _group(key: tuple[Any, ...], runs: list[Run]) -> Group:
+    kind, form, data, encoder, instances, changed = key
+    if kind == "matching":
+        title = f"Matching, {word(data)}, {f'{instances:,}' if instances else 'all'} instances"
+        name = f"matching-{data}-{instances or 'all'}"
+        wanted = [(base, term) for base in MATCHING_LOSSES for term in TERMS]
+    else:
+        title = f"Linear probe, {word(data)}, {word(encoder)}, {form} form"
+        name = f"classification-{form}-{data}-{encoder}"
+        wanted = [(b, t) for b in METHODS for t in TERMS if (kind, form, data, encoder, b, t) in _PLACES]
+    rows, choices = [], []
+    for base, term in wanted:
+        mine = [run for run in runs if (run.base, run.term) == (base, term)]
+        if kind == "matching" and term in OUR_TERMS:
+            row, said = _chosen(base, term, [run for run in mine if not run.loss])
+            rows.append(row)
+            choices += [(f"{word(base)} + {TERMS[term]}", said)] if said else []
+            mine = [run for run in mine if run.loss]
+        else:
+            usual = {run.seed: run for run in mine if run.usual}
+            rows.append(Row(base, term, usual, weight=next((run.weight for run in usual.values()), None)))
+        others: dict[tuple[str, float], dict[int, Run]] = {}
+        for run in mine:
+            if not run.usual:
+                others.setdefault((run.loss, -1.0 if run.weight is None else run.weight), {})[run.seed] = run
+        for loss, weight in sorted(others):
+            given = weight if weight >= 0 else None
+            said = (" + " if loss and given is not None else ", ") + word(loss) if loss else ""
+            said += f", weight {weight:g}" if given is not None else ""
+            rows.append(Row(base, term, others[loss, weight], said, loss, given))
+    if changed:
+        if kind != "matching":  # made for a question of its own: not all of the paper's rows are missing from it
+            rows = [row for row in rows if row.runs]
+        validation = _kept_apart(runs)
+        if kind != "matching" and validation:
+            title = f"Ablation, {word(data)}, {word(encoder)}, {form} form, {validation:,} validation images"
+            name = f"ablation-{form}-{data}-{encoder}"
+            changed_too = changed.replace(f"validation {validation}", "").strip(", ")
+        else:
+            changed_too = changed
+        title += f" ({changed_too})" if changed_too else ""
+        name = f"{name}-{changed}"
+    name = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    return Group(kind, form, data, encoder, changed, name, title, tuple(rows), tuple(choices), tuple(runs))
+
+
+def _kept_apart(runs: Sequence[Run]) -> int:
+    return runs[0].validation if runs else 0
+
+
+def _chosen(base: str, term: str, runs: list[Run]) -> tuple[Row, str]:
+    """The weight with the best mean validation accuracy over the seeds that all weights have; the least of equals."""
+    weights = sorted({run.weight for run in runs if run.weight is not None})
+    found = {w: Row(base, term, {r.seed: r for r in runs if r.weight == w}, f", weight {w:g}", "", w) for w in weights}
+    if not found:
+        return Row(base, term), ""
+    if len(weights) == 1:
+        return found[weights[0]], f"weight {weights[0]:g} is the only one that was run, so not chosen here"
+    val = {weight: row.values("val_accuracy") for weight, row in found.items()}
+    shared = sorted(set.intersection(*(set(values) for values in val.values())))
+    if not shared:
+        return Row(base, term), f"none chosen, since no seed was run with all of {_list(val)}"
+    means = {weight: mean_std([values[seed] for seed in shared]).mean for weight, values in val.items()}
+    best = max(means, key=lambda weight: means[weight])  # the first of equals, so the least
+    edge = f", at the edge of them: {best:g}" if best in (weights[0], weights[-1]) else ""
+    return found[best], f"the best validation accuracy of {_list(val)}, mean of seeds {_list(shared)}{edge}"
+
+
+def _list(values: Iterable[float]) -> str:
+    return ", ".join(f"{value:g}" for value in values)
+
+
+def mean_curve(runs: Iterable[Run], value: Callable[[dict[str, Any]], object]) -> list[tuple[float, float]]:
+    """(epoch, mean over the runs) where every run has a finite value: a mean over changing seeds would jump."""
+    found = []
+    for run in runs:
+        pairs = [(number(row.get("epoch")), number(value(row))) for row in epochs(run)]
+        found.append({epoch: y for epoch, y in pairs if epoch is not None and y is not None})
+    shared = sorted(set.intersection(*map(set, found))) if found else []
+    # Not fmean, which raises where the sum of losses that went astray leaves float64's range.
+    return [(epoch, sum(one[epoch] for one in found) / len(found)) for epoch in shared]
+
+
+def epochs(run: Run) -> list[dict[str, Any]]:
+    """What a record holds of each epoch; nothing where it holds something else."""
+    found = run.record.get("epochs")
+    return [row for row in found if isinstance(row, dict)] if isinstance(found, list) else []
+
+
+def sittings(run: Run) -> list[dict[str, Any]]:
+    """What a record says of the processes that made the run, the last of which evaluated it; in order."""
+    found = run.record.get("earlier")
+    return [*(one for one in found if isinstance(one, dict)), run.record] if isinstance(found, list) else [run.record]
+
+
+def machine(run: Run) -> str:
+    """Hardware and precision, in words."""
+    hardware = run.record.get("hardware")
+    name = hardware.get("name") if isinstance(hardware, dict) else None
+    return f"{name or 'an unknown machine'}, {run.record.get('precision') or 'unknown precision'}"

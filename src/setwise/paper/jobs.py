@@ -1,0 +1,275 @@
+"""Which runs a table of the paper is made of, and our own tables beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import setwise.records as records
+from setwise.checks import check_option
+from setwise.losses.presets import objective_of
+from setwise.paper.ablation import bests_of, is_ablation
+from setwise.paper.collected import collect, groups
+from setwise.paper.objectives import weight_of
+from setwise.paper.recipes import DATA, MATCHING_DATA, MATCHING_LOSSES, recipe
+from setwise.recipe import Recipe, flat
+from setwise.training.surroundings import plain_path
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run: a recipe's name, what is changed of it, a seed."""
+
+    name: str
+    recipe: Recipe
+    seed: int
+    variant: str = ""  # in words for a path, "beta-10"
+
+    @property
+    def words(self) -> str:
+        """What it is found by."""
+        return f"{self.name}/{self.variant}/" if self.variant else f"{self.name}/"
+
+    def record(self, results: Path) -> Path:
+        """Where its record is or will be."""
+        return results / "runs" / self.name / self.variant / f"seed-{self.seed}.json"
+
+    def check(self, results: Path) -> None:
+        """Raise if what lies at its record's place is not its record: it would count as done, and be in no table."""
+        path = self.record(results)
+        if not path.exists():
+            return
+        found = records.read(path)
+        try:
+            theirs, mine = flat(records.recipe_of(found).tree()), flat(self.recipe.tree())
+            records.check_final(found)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
+        mine["data.source"] = plain_path(self.recipe.data.source)
+        other = [key for key in mine | theirs if key != "about" and theirs.get(key) != mine.get(key)]
+        other += [key for key, value in (("name", self.name), ("seed", self.seed)) if found.get(key) != value]
+        if other:
+            names = ", ".join(other)
+            raise ValueError(f"expected the record of this run at {path}, got another's ({names} differ)")
+
+
+def weighed(recipe: Recipe, weight: float) -> Recipe:
+    """The recipe with another weight of its set-level term."""
+    assert recipe.objective is not None
+    (term,) = recipe.objective.terms
+    return replace(recipe, objective=replace(recipe.objective, terms=(replace(term, weight=weight),)))
+
+
+def with_loss(recipe: Recipe, preset: str, weight: float | None = None) -> Recipe:
+    """The recipe with the objective of a preset."""
+    return replace(recipe, objective=objective_of(preset, weight))
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a table is asked for."""
+
+    data: str = "cifar10"
+    seeds: Sequence[int] = (1, 2, 3)
+    instances: int | None = None  # of matching
+    results: Path = Path("results")  # for what follows from other records
+
+
+# Weights from which those of our own terms are chosen, for each loss, by validation accuracy.
+GRID = {"gap": (1.0, 3.0, 10.0, 30.0), "control": (1.0, 3.0, 10.0, 30.0)}
+MORE_SEEDS = 10  # of InfoNCE, for paired differences that can tell
+
+
+def table1(asked: Asked) -> list[Job]:
+    """Instance matching: all eight rows of the paper's Table 1, and the terms that are ours with their weights."""
+    jobs = []
+    data, seeds, instances = asked.data, asked.seeds, asked.instances
+    if data == "cuhk03" and instances is not None:
+        raise ValueError(f"expected no instances for cuhk03, which has its own identities, got {instances}")
+    more = range(1, MORE_SEEDS + 1) if tuple(seeds) == Asked.seeds else seeds
+    for loss in MATCHING_LOSSES:
+        for seed in more if loss == "infonce" else seeds:
+            for end in ("", "-qare"):
+                name = f"paper/{data}-matching-{loss}{end}"
+                jobs.append(Job(name, recipe(name), seed))
+            for term, weights in GRID.items():
+                name = f"setwise/{data}-matching-{loss}-{term}"
+                jobs += [Job(name, weighed(recipe(name), x), seed, f"beta-{x:g}") for x in weights]
+    if instances is not None:
+        jobs = [
+            replace(
+                job,
+                recipe=job.recipe.changed({"data.instances": instances}),
+                variant="-".join(filter(None, (job.variant, f"n{instances}"))),
+            )
+            for job in jobs
+        ]
+    return jobs
+
+
+def _classification(methods: Sequence[str], asked: Asked) -> list[Job]:
+    names = [
+        f"{form}/{asked.data}-{encoder}-{method}"
+        for encoder in ("conv4", "resnet32")
+        for form in ("released", "paper")
+        for method in methods
+    ]
+    return [Job(name, recipe(name), seed) for name in names for seed in asked.seeds]
+
+
+def table2(asked: Asked) -> list[Job]:
+    """SimCLR with and without QARe against other methods, on both encoders, in the paper's and the released form."""
+    baselines = ("random", "supervised", "rotation", "deepcluster", "deepinfomax")
+    return _classification(("simclr", "simclr-qare", *baselines), asked)
+
+
+def table3(asked: Asked) -> list[Job]:
+    """SparseCLR with and without QARe; SimCLR beside it is Table 2's.
+
+    In the released form QARe comes with a clamp of the loss: with weight 0 there is the clamp alone, the control.
+    """
+    jobs = _classification(("simclr", "sparseclr", "sparseclr-qare"), asked)
+    for encoder in ("conv4", "resnet32"):
+        name = f"released/{asked.data}-{encoder}-sparseclr-qare"
+        jobs += [Job(name, weighed(recipe(name), 0.0), seed, "beta-0") for seed in asked.seeds]
+    return jobs
+
+
+def fig_beta(asked: Asked) -> list[Job]:
+    """Figure 2: accuracy against the weight of QARe, 0 to 1.875 in steps of 0.125 (0 is the clamped loss alone)."""
+    jobs = []
+    for encoder in ("conv4", "resnet32"):
+        name = f"released/{asked.data}-{encoder}-simclr-qare"
+        for step in range(16):
+            beta = 0.125 * step
+            variant = (
+                "" if beta == weight_of(recipe(name)) else f"beta-{beta:g}"
+            )  # the recipe's own weight is Table 2's run
+            jobs += [Job(name, weighed(recipe(name), beta), seed, variant) for seed in asked.seeds]
+    return jobs
+
+
+# Weights over two decades for each set-level term beside released/simclr; the last two terms are small by nature.
+ABLATION_WEIGHTS = {
+    "clamp-qare": (0.1, 1.0, 10.0),
+    "qare": (0.1, 1.0, 10.0),
+    "noshift": (0.1, 1.0, 10.0),
+    "projection": (0.1, 1.0, 10.0),
+    "center": (1.0,),
+    "features": (0.1, 1.0, 10.0),
+    "frobenius": (0.1, 1.0, 10.0),
+    "gap": (1.0, 10.0, 100.0),
+    "control": (1.0, 10.0, 100.0),
+}
+ABLATION_SEEDS = (1, 2, 3, 4, 5)
+VALIDATION = 5000  # training images to choose by
+
+
+def ablation(asked: Asked) -> list[Job]:
+    """What of QARe helps: one factor at a time from released/simclr on Conv-4, tested on a part of the training set."""
+    base = f"released/{asked.data}-conv4-simclr"
+    kept = recipe(base).changed({"data.validation": VALIDATION})
+    jobs = []
+    for seed in sorted({*asked.seeds, *ABLATION_SEEDS}):
+        jobs.append(Job(base, kept, seed, "validation"))
+        for name in ("cold", "mean", "clamp"):
+            jobs.append(Job(base, with_loss(kept, f"ablation/simclr-{name}"), seed, f"validation-{name}"))
+        for name, weights in ABLATION_WEIGHTS.items():
+            loss = "released/simclr-qare" if name == "clamp-qare" else f"ablation/simclr-{name}"
+            for beta in weights:
+                changed = with_loss(kept, loss, beta)
+                jobs.append(Job(base, changed, seed, f"validation-{name}-{beta:g}"))
+    return jobs
+
+
+FRESH = 10  # added to seeds, which then chose nothing
+
+
+def confirm(asked: Asked) -> list[Job]:
+    """The best of the ablation, and the best that has a set-level term, on the test set, both encoders, fresh seeds.
+
+    The ablation is of Conv-4, whose seeds 1 to 5 have chosen: its runs have others. No run of ResNet-32 has.
+    """
+    found = [group for group in groups(collect(asked.results)[0]) if is_ablation(group) and group.data == asked.data]
+    # Of the recipe that they are confirmed with, nothing else changed.
+    found = [group for group in found if group.changed == f"validation {group.validation}"]
+    best = {(row.loss, row.weight) for group in found for row, _ in bests_of(group)}
+    if not best:
+        raise ValueError(
+            f"expected records of `setwise reproduce ablation --data {asked.data}` below {asked.results / 'runs'}, two "
+            "seeds of each, to confirm the best of them, got none"
+        )
+    jobs = []
+    for encoder in ("conv4", "resnet32"):
+        name = f"released/{asked.data}-{encoder}-simclr"
+        for seed in (FRESH + seed if encoder == "conv4" else seed for seed in asked.seeds):
+            jobs.append(Job(name, recipe(name), seed))
+            for loss, beta in sorted(best, key=str):
+                word = loss.split("/")[1] + ("" if beta is None else f"-{beta:g}")
+                jobs.append(Job(name, with_loss(recipe(name), loss, beta), seed, word))
+    return jobs
+
+
+# What could keep ResNet-32 below the paper's number: the loss's form; all on a quarter of the epochs; float32, which is
+# slow, on a tenth.
+QUARTER, TENTH = {"epochs": 50}, {"epochs": 20}
+MEAN = {"objective.reduction": "mean"}
+SHORTFALL: dict[str, dict[str, Any]] = {
+    "mean": MEAN,
+    "quarter": QUARTER,
+    "quarter-mean": QUARTER | MEAN,
+    "quarter-xavier": QUARTER | {"encoder.weights": "xavier"},
+    "quarter-drop-last": QUARTER | {"drop_last": True},
+    "quarter-modern-views": QUARTER | {"views": "modern"},
+    "tenth": TENTH,
+    "tenth-float32": TENTH | {"precision": "float32"},
+}
+
+
+def shortfall(asked: Asked) -> list[Job]:
+    """One factor at a time from released/simclr on ResNet-32: which of them moves its accuracy."""
+    name = f"released/{asked.data}-resnet32-simclr"
+    jobs = [Job(name, recipe(name), seed) for seed in asked.seeds]
+    for word, changes in SHORTFALL.items():
+        jobs += [Job(name, recipe(name).changed(changes), seed, word) for seed in asked.seeds]
+    return jobs
+
+
+TABLES: dict[str, Callable[[Asked], list[Job]]] = {
+    "table1": table1,
+    "table2": table2,
+    "table3": table3,
+    "fig-beta": fig_beta,
+    "ablation": ablation,
+    "confirm": confirm,
+    "shortfall": shortfall,
+}
+
+
+def expand(
+    tables: str | Sequence[str],
+    *,
+    data: str = "cifar10",
+    seeds: Sequence[int] = (1, 2, 3),
+    only: Sequence[str] = (),
+    instances: int | None = None,
+    results: Path = Path("results"),
+) -> list[Job]:
+    """The runs of one table or of several, a whole table of one seed first; ``only`` keeps those it finds in names.
+
+    The name is ``RECIPE/VARIANT/``, so that "simclr/" does not find simclr-qare.
+    """
+    if not seeds:
+        raise ValueError("expected at least one seed, got none; --seeds 1 2 3")
+    found: dict[Path, Job] = {}
+    for table in [tables] if isinstance(tables, str) else tables:
+        check_option(table, tuple(TABLES), "the table")
+        check_option(data, MATCHING_DATA if table == "table1" else DATA, f"data of {table}")
+        jobs = TABLES[table](Asked(data, seeds, instances, results))
+        found |= {job.record(results): job for job in sorted(jobs, key=lambda job: job.seed)}
+    for words in only:
+        if not any(words in job.words for job in found.values()):
+            raise ValueError(f"expected runs with {words!r} in their name, got none in {tables}")
+    return [job for job in found.values() if not only or any(words in job.words for words in only)]

@@ -1,0 +1,300 @@
+"""Many runs: those of a table that have no record, several at once, safe to interrupt.
+
+Every worker goes through the whole list and takes what has no record and no lock. So any number of workers may share
+the list, on one machine or on several that share the folder; records made elsewhere are simply copied into it.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing as mp
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import setwise.records as records
+from setwise.checks import check_count
+from setwise.data.sets import split_sizes
+from setwise.kernels.conv_plan import processes_share, share_device
+from setwise.locks import Taken, locked
+from setwise.paper.jobs import Job
+from setwise.paper.recipes import recipe
+from setwise.recipe import Recipe
+from setwise.runs import run_of
+from setwise.terminal import visible
+from setwise.training.checkpoint import remove_unfinished, write_text
+from setwise.training.errors import Interrupted, TrainingError, out_of_memory
+from setwise.training.loop import How, stopping_signals
+
+# Training images of the data sets that recipes name, and how many times the pixels of CIFAR's they have.
+IMAGES = {"digits": (1297, 1), "cifar10": (50_000, 1), "cifar100": (50_000, 1), "tiny-imagenet": (100_000, 4)}
+
+
+def estimate(jobs: Sequence[Job], results: Path) -> list[float | None]:
+    """Seconds that the training of each of ``jobs`` takes, alone, by the step times that ``results`` holds.
+
+    Those are of 32 x 32 pixels; larger images take as many times longer as they have pixels. None where a step of
+    such an encoder, batch and method was not measured (``setwise bench step --methods`` does).
+    """
+    measured: dict[tuple[str, str, int], float] = {}
+    for path in sorted(results.glob("bench-step*.json")):
+        with suppress(ValueError, KeyError, TypeError, AttributeError):  # another's file, or of another version
+            for row in records.read_json(path)["encoders"].values():
+                measured[_step(recipe(row["recipe"]))] = float(row["setwise_ms"])
+                for name, seconds in row.get("methods", {}).items():
+                    it = recipe(name)
+                    measured[_step(it)] = 1e3 * float(seconds) / _steps(it, IMAGES[it.data.source][0])
+    found: list[float | None] = []
+    for it in (job.recipe for job in jobs):
+        if it.epochs and (it.data.source not in IMAGES or _step(it) not in measured):
+            found.append(None)
+            continue
+        images, pixels = IMAGES.get(it.data.source, (0, 0))
+        images = split_sizes(it.data.instances or images)[0] if it.matched else images - it.data.validation
+        found.append(pixels * it.epochs * _steps(it, images) * measured[_step(it)] / 1e3 if it.epochs else 0.0)
+    return found
+
+
+def _steps(it: Recipe, images: int) -> int:
+    return images // it.batch if it.drop_last else -(-images // it.batch)
+
+
+def check_records(jobs: Sequence[Job], results: Path) -> None:
+    """Raise if a record is there that cannot be read, or is another run's: it would stay in the run's way for ever."""
+    wrong = []
+    for job in jobs:
+        try:
+            job.check(results)
+        except ValueError as error:
+            wrong.append(str(error))
+    if wrong:
+        more = f" (and {len(wrong) - 1} more such)" if len(wrong) > 1 else ""
+        raise ValueError(f"{wrong[0]}{more}; move it away, and the same command makes the run again")
+
+
+def listing(jobs: Sequence[Job], results: Path) -> list[str]:
+    """The runs that have no record, with the time each takes where that is known, and all of it."""
+    check_records(jobs, results)
+    missing = [job for job in jobs if not job.record(results).exists()]
+    times = estimate(missing, results)
+    lines = [
+        f"{job.record(results)}" + ("" if seconds is None else f"  {seconds:.0f} s")
+        for job, seconds in zip(missing, times, strict=True)
+    ]
+    known = [seconds for seconds in times if seconds is not None]
+    took = f", {sum(known) / 60:.0f} minutes of training one after the other" if any(known) else ""
+    took += f", {len(times) - len(known)} of them not measured" if any(known) and len(known) < len(times) else ""
+    return [*lines, f"{len(missing)} of {len(jobs)} runs to make{took}"]
+
+
+def _step(it: Recipe) -> tuple[str, str, int]:
+    """What a step's time depends on most."""
+    return it.method.name, it.encoder.name, it.batch
+
+
+def work(
+    jobs: Sequence[Job], results: Path, scratch: Path, device: torch.device, root: Path | None, forget: bool = False
+) -> list[str]:
+    """Run what is not yet done and nobody else is at; what failed, in words.
+
+    ``forget``: a run's folder (checkpoint, page) is removed once its record is there; hundreds of runs fill a disk.
+    What went wrong with a run stands beside its record's place, so that other workers leave it alone.
+    """
+    failed = []
+    for job in jobs:
+        path = job.record(results)
+        if path.exists() or _failure(path).exists():
+            continue
+        with suppress(Taken, PermissionError):  # another is at it, or owns the place: ``reproduce`` says so in the end
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with locked(_lock(path), option="--results"):
+                if not path.exists() and not _failure(path).exists():  # another had it until just now
+                    for unfinished in (path, _failure(path)):
+                        remove_unfinished(unfinished)
+                    failed += _run(job, path, scratch, device, root, forget)
+            _lock(path).unlink(missing_ok=True)
+    return failed
+
+
+def _run(job: Job, path: Path, scratch: Path, device: torch.device, root: Path | None, forget: bool) -> list[str]:
+    """Write the run's record to ``path``, or what went wrong beside it; that, in words."""
+    began = time.perf_counter()
+    who = _who(job)
+    folder = scratch / job.name / job.variant / f"seed-{job.seed}"
+    how = How(device, resume=True, quiet=True)
+    try:
+        record = run_of(job.recipe)(job.recipe, folder, name=job.name, seed=job.seed, how=how, root=root)
+        record = {"format": records.FORMAT, **record, "variant": job.variant}
+        write_text(path, json.dumps(record) + "\n")
+        if forget:
+            shutil.rmtree(folder)
+    except Interrupted:
+        raise
+    except Exception as error:  # whatever it is, other workers would die of it too
+        told = isinstance(error, (TrainingError, ValueError, OSError, ImportError)) or out_of_memory(error)
+        words = f"{who}: {error if told else f'{type(error).__name__}: {error}'}"
+        if not told:
+            traceback.print_exc()
+        print(visible(f"failed: {words}"), file=sys.stderr, flush=True)
+        write_text(_failure(path), f"{words}\n")
+        if "CUDA error" in str(error):  # this process cannot use the GPU any more
+            raise
+        return [words]
+    print(f"{who}: {time.perf_counter() - began:.1f} s", flush=True)
+    return []
+
+
+def _failure(record: Path) -> Path:
+    return record.with_suffix(".failed")
+
+
+def _lock(record: Path) -> Path:
+    return record.with_suffix(".lock")
+
+
+def _who(job: Job) -> str:
+    return " ".join(filter(None, (job.name, job.variant, f"seed {job.seed}")))
+
+
+def _why_missing(record: Path) -> str:
+    """Why a run has no record, though it did not fail."""
+    try:
+        record.parent.mkdir(parents=True, exist_ok=True)
+        if _lock(record).exists():
+            with locked(_lock(record), option="--results"):
+                pass
+        elif not os.access(record.parent, os.W_OK):
+            return f"{record.parent} cannot be written; give another --results"
+    except (Taken, PermissionError) as error:
+        return str(error)
+    return "it was stopped before its end; the same command goes on with it"
+
+
+def _stop_with_parent() -> None:
+    """Stop this process, after a checkpoint, when the one that started it is gone, however that ended."""
+    parent = mp.parent_process()
+
+    def wait(parent: Any) -> None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    if parent is not None:
+        threading.Thread(target=wait, args=(parent,), daemon=True).start()
+
+
+def _worker(at_once: int, *arguments: Any) -> None:
+    try:
+        _stop_with_parent()
+        _hold_signals(False)  # one that came while this process began is obeyed here
+        share_device(at_once if processes_share() else 1)
+        work(*arguments)
+    except (Interrupted, KeyboardInterrupt):  # the one who asked knows, and says it once
+        sys.exit(1)
+    except (OSError, ValueError) as error:  # nowhere to write, not even what went wrong; or no locks there
+        sys.exit(visible(f"setwise: a worker stopped: {error}"))
+
+
+def reproduce(
+    jobs: Sequence[Job],
+    *,
+    results: Path,
+    scratch: Path,
+    device: torch.device,
+    root: Path | None = None,
+    at_once: int = 1,
+    forget: bool = False,
+) -> int:
+    """Run the jobs, ``at_once`` side by side; how many records are missing in the end.
+
+    What failed before is tried again, once. A signal stops all of them, each after a checkpoint.
+    """
+    check_count(at_once, "at_once")
+    check_records(jobs, results)
+    try:
+        scratch.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"expected a folder for checkpoints, got {error}; give another --scratch") from error
+    places = [job.record(results) for job in jobs]
+    for path in places:
+        with suppress(PermissionError):  # another user's
+            _failure(path).unlink(missing_ok=True)
+    arguments = (list(jobs), results, scratch, device, root, forget)
+    at_once = max(1, min(at_once, sum(not path.exists() for path in places)))  # no worker without a run
+    if at_once == 1:
+        work(*arguments)
+    else:
+        if device.type == "cuda" and not processes_share():
+            words = "no MPS of NVIDIA's runs, so these take turns; `nvidia-cuda-mps-control -d` lets them share the GPU"
+            print(f"setwise: {words}", file=sys.stderr)
+        _side_by_side(at_once, arguments)
+    reasons: dict[str, list[Job]] = {}
+    for job, path in zip(jobs, places, strict=True):
+        with suppress(FileNotFoundError, PermissionError):  # another command has just taken it away, or it is its own
+            if _failure(path).exists():
+                words = _failure(path).read_text().strip()
+                if at_once > 1:  # those of many workers are lost among the others' lines
+                    print(visible(f"failed: {words}"), file=sys.stderr)
+                _failure(path).unlink()
+                continue
+        if not path.exists():
+            reasons.setdefault(_why_missing(path), []).append(job)
+    for reason, those in reasons.items():
+        more = f" and {len(those) - 1} more" if len(those) > 1 else ""
+        print(visible(f"not made: {_who(those[0])}{more}: {reason}"), file=sys.stderr)
+    return sum(not path.exists() for path in places)
+
+
+def _hold_signals(hold: bool) -> None:
+    """Keep signals that stop a run waiting, or let them come; not on Windows, which cannot."""
+    if hasattr(signal, "pthread_sigmask"):
+        how = signal.SIG_BLOCK if hold else signal.SIG_UNBLOCK
+        signal.pthread_sigmask(how, stopping_signals())
+
+
+def _side_by_side(at_once: int, arguments: tuple[Any, ...]) -> None:
+    context = mp.get_context("spawn")
+    workers = [context.Process(target=_worker, args=(at_once, *arguments)) for _ in range(at_once)]
+    seen = 0
+
+    def stop(number: int, frame: object) -> None:
+        nonlocal seen
+        seen = number
+        for worker in workers:
+            if worker.pid is not None and worker.is_alive():
+                os.kill(worker.pid, number)
+
+    here = threading.current_thread() is threading.main_thread()  # others cannot have signals
+    old = {number: signal.signal(number, stop) for number in stopping_signals()} if here else {}
+    try:
+        try:
+            _hold_signals(True)  # new processes begin so, and a Ctrl-C does not end in a traceback of their imports
+            for worker in workers:
+                worker.start()
+        finally:
+            _hold_signals(False)
+        for worker in workers:
+            worker.join()
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+    if seen:
+        name = signal.Signals(seen).name
+        raise Interrupted(seen, f"stopped by {name}, every run after a checkpoint; the same command goes on")
+    for worker in workers:
+        if worker.exitcode is not None and worker.exitcode < 0:
+            name = signal.Signals(-worker.exitcode).name
+            print(
+                f"a worker was killed by {name}{', out of memory?' if name == 'SIGKILL' else ''}; the run it was at "
+                "has no record, the same command goes on with it",
+                file=sys.stderr,
+            )

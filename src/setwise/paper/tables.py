@@ -1,0 +1,171 @@
+"""The paper's tables with our numbers: as text, as CSV, on a page. All accuracies are per cent."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from setwise.paper import numbers as paper_numbers
+from setwise.paper.collected import METHODS, TERMS, Group, Row, machine, probed, sittings
+from setwise.paper.numbers import word
+from setwise.records.statistics import MeanStd, number, paired_difference
+from setwise.report.tables import NOTE, Cell, Table
+
+
+def matching_table(group: Group) -> Table:
+    """Table 1 for one data set and number of instances."""
+    measures = {"held-out": "held_out_accuracy", "test": "test_accuracy"}
+    parts = {
+        f"{end}{name}": f"{end.replace(' ', '_')}{key}" for end in ("", "quadratic ") for name, key in measures.items()
+    }
+    columns = [
+        *("loss", "n", *(f"{name}{end}" for name in parts for end in (" accuracy", ", difference to plain"))),
+        *("quadratic adds", "structure off", "paper (CUHK-03)", "rank-1", "mAP"),
+    ]
+    rows = []
+    for row in group.rows:
+        cells: list[Cell] = [row.label, len(row.runs) or None]
+        for key in parts.values():
+            cells += [row.mean(key), group.difference(row, key)]
+        adds = paired_difference(row.values(f"quadratic_{group.measure[0]}"), row.values(group.measure[0]))
+        weights = [number(run.record["final"].get("quadratic_weight")) for run in row.runs.values()]
+        off = f"{weights.count(0.0)} of {len(weights)}" if weights else None
+        rows.append([*cells, adds, off, paper_number(group, row), *map(row.mean, ("rank1", "mean_average_precision"))])
+    note = (
+        f"{NOTE} Weights are those of the epoch with the best validation accuracy. Held-out: mean over {_sets(group)} "
+        "that no split has, the same for all seeds. Quadratic: pairs and structure are matched together, and what that "
+        f"adds to the same runs' {group.measure[1]}; structure off: runs whose validation split gave it weight 0, so "
+        f"that both are the same. {machines(group)}"
+    )
+    if group.choices:
+        how: dict[str, list[str]] = {}
+        for label, words in group.choices:
+            how.setdefault(words, []).append(label)
+        note += " Weights of our terms: " + "; ".join(f"{', '.join(who)}: {words}" for words, who in how.items()) + "."
+    return Table(group.name, columns, rows, group.title, note)
+
+
+def classification_table(group: Group) -> Table:
+    """Tables 2 and 3 for one encoder, one data set and one form of the losses."""
+    columns = ("method", "n", "probe accuracy", "difference to plain", "paper", "kNN-20 accuracy", "kNN-20, difference")
+    rows = [
+        (
+            row.label,
+            len(row.runs) or None,
+            row.mean("probe_accuracy"),
+            group.difference(row, "probe_accuracy"),
+            paper_number(group, row),
+            row.mean("knn20_accuracy"),
+            group.difference(row, "knn20_accuracy"),
+        )
+        for row in group.rows
+        if group.is_main(row) or row not in group.sweep(row.base).values()  # a sweep has a table of its own
+    ]
+    note = f"{NOTE} Accuracies are of the last epoch; verdicts are by the linear probe. {machines(group)}"
+    return Table(group.name, columns, rows, group.title, note)
+
+
+def overview(found: Sequence[Group]) -> list[Table]:
+    """Probe accuracies of all encoders and data sets side by side, a table for each form that has several."""
+    by_form: dict[tuple[str, str], list[Group]] = {}
+    for group in probed(found):
+        by_form.setdefault((group.form, group.changed), []).append(group)
+    tables = []
+    for (form, changed), members in by_form.items():
+        if len(members) < 2:
+            continue  # it would say what the one table says
+        keys = [(base, term) for base in METHODS for term in TERMS]
+        keys = [key for key in keys if any((row.base, row.term) == key for group in members for row in group.rows)]
+        columns = ["method"]
+        rows: list[list[Cell]] = [[Row(*key).label] for key in keys]
+        for group in members:
+            column = f"{word(group.encoder)}, {word(group.data)}"
+            columns += [column, f"{column}, paper"]
+            for key, line in zip(keys, rows, strict=True):
+                row = next((row for row in group.rows if (row.base, row.term) == key), Row(*key))
+                line += [row.mean("probe_accuracy"), paper_number(group, row)]
+        more = f" ({changed})" if changed else ""
+        name = re.sub(r"[^a-z0-9]+", "-", f"classification-{form}-{changed}".lower()).strip("-")
+        note = "Mean ± sample standard deviation over the seeds, per cent; each column has a table of its own below."
+        tables.append(Table(name, columns, rows, f"Linear probe, {form} form{more}", note))
+    return tables
+
+
+def tables_of(found: Sequence[Group]) -> list[Table]:
+    """All tables, in the order of a report."""
+    matching = [matching_table(group) for group in found if group.kind == "matching"]
+    return matching + overview(found) + [classification_table(group) for group in probed(found)]
+
+
+def changes_table(found: Sequence[Group]) -> Table | None:
+    """What changes of a recipe do, each against the same recipe with fewer of them or none; None without any."""
+    rows: list[list[Cell]] = []
+    for group in probed(found):
+        for row in group.rows:
+            if (fewest := _fewer_changes(found, group, row)) is None:
+                continue
+            (before, same), form = fewest, [word(row.loss)] if row.loss else []
+            cells: list[Cell] = [
+                f"{Row(row.base, row.term).label}: {group.setting.removesuffix('*')}",
+                *map(_with, ([*form, *_changes(group)], before)),
+            ]
+            difference = paired_difference(row.values("probe_accuracy"), same.values("probe_accuracy"))
+            rows.append([*cells, len(row.runs), row.mean("probe_accuracy"), difference])
+    columns = ("method", "recipe", "compared to", "n", "probe accuracy", "difference")
+    return Table("changes", columns, rows, "Recipes with changes", NOTE, wrap=True) if rows else None
+
+
+def said_by_changes(found: Sequence[Group], group: Group) -> bool:
+    """Whether a changed recipe has no set-level term to judge and the table of changes has all of its rows."""
+    rows = [row for row in group.rows if row.runs]
+    return bool(group.changed) and all(not row.term and _fewer_changes(found, group, row) for row in rows)
+
+
+def _fewer_changes(found: Sequence[Group], group: Group, row: Row) -> tuple[list[str], Row] | None:
+    """With which of the changes, and in which row, the nearest runs to compare with were made; None without any."""
+    mine = row.values("probe_accuracy")
+    if row.loss and row.weight is None:  # the pairwise loss itself is another one
+        near = [(_changes(group), group.plain(row.base))]
+    else:
+        setting = (group.form, group.data, group.encoder)
+        like = [other for other in probed(found) if (other.form, other.data, other.encoder) == setting]
+        fewer = [other for other in like if set(_changes(other)) < set(_changes(group))]
+        fewer.sort(key=lambda other: -len(_changes(other)))
+        near = [(_changes(other), one) for other in fewer for one in other.rows if one.label == row.label]
+    return next((pair for pair in near if mine.keys() & pair[1].values("probe_accuracy").keys()), None)
+
+
+def _with(changes: Sequence[str]) -> str:
+    return f"with {', '.join(changes)}" if changes else "the recipe as it is"
+
+
+def _changes(group: Group) -> list[str]:
+    return list(filter(None, group.changed.split(", ")))
+
+
+def paper_number(group: Group, row: Row) -> MeanStd | None:
+    """What the paper prints for this row; of matching, always on CUHK-03."""
+    if row.said or group.changed:  # another weight or recipe than the paper's
+        return None
+    if group.kind == "matching":
+        return paper_numbers.MATCHING.get((row.base, row.term))
+    method = "-".join(filter(None, (row.base, row.term)))
+    return paper_numbers.CLASSIFICATION.get((group.encoder, group.data, method))
+
+
+def _sets(group: Group) -> str:
+    """How many held-out sets of which size its runs had, if their records say so."""
+    found = set()
+    for run in group.runs:
+        data = run.record.get("data")
+        count, size = (number(data.get(key)) if isinstance(data, dict) else None for key in ("held_out_sets", "test"))
+        if count and size:
+            found.add((count, size))
+    return " and ".join(f"{count:.0f} sets of {size:,.0f}" for count, size in sorted(found)) or "sets"
+
+
+def machines(group: Group) -> str:
+    """On what its runs were made, a sentence."""
+    commits = len({str(one.get("commit")) for run in group.runs for one in sittings(run)})
+    at = f", at {commits} commits of this project" if commits > 1 else ""
+    return f"Ran on {' and '.join(sorted({machine(run) for run in group.runs}))}{at}."

@@ -1,0 +1,1 @@
+"""Any records to paired differences, tables, charts, one page."""

@@ -1,0 +1,210 @@
+"""The report of any runs: what differs between them, what they reached, and paired differences.
+
+Runs that differ in nothing but the seed are one group. The groups are told apart by the fields of their recipes that
+differ, or by those that are asked for.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import setwise.records as records
+import setwise.register as register
+from setwise.records.statistics import MeanStd, PairedDifference, mean_std, number, paired_difference
+from setwise.registry import known
+from setwise.report.chart import Interval
+from setwise.report.page import Page
+from setwise.report.tables import NOTE, Cell, Table, shown
+
+SHARES = "accuracy"  # measures that end so are shares, shown in per cent
+FIRST = ("probe_accuracy", "held_out_accuracy", "test_accuracy")  # the first that is there answers
+LABELS = ("about",)  # fields that decide nothing
+
+
+@dataclass(frozen=True)
+class AnyRun:
+    """A record, wherever it lies, and the fields of its recipe by their paths."""
+
+    path: str
+    record: dict[str, Any] = field(repr=False)
+    fields: dict[str, Any] = field(repr=False)
+    seed: int
+
+    def measure(self, name: str) -> float | None:
+        """A final number; accuracies in per cent."""
+        value = number(self.record.get("final", {}).get(name))
+        return value if value is None or not name.endswith(SHARES) else 100 * value
+
+
+@dataclass(frozen=True)
+class AnyGroup:
+    """Runs that differ in the seed alone, and by which values they differ from the others."""
+
+    values: tuple[Any, ...]
+    runs: tuple[AnyRun, ...]
+
+    def by_seed(self, measure: str) -> dict[int, float]:
+        """A measure of each seed that has it."""
+        found = {run.seed: run.measure(measure) for run in self.runs}
+        return {seed: value for seed, value in found.items() if value is not None}
+
+    def mean(self, measure: str) -> MeanStd | None:
+        """Over the seeds."""
+        values = list(self.by_seed(measure).values())
+        return mean_std(values) if values else None
+
+
+def read_runs(places: Iterable[Path]) -> tuple[list[AnyRun], list[str]]:
+    """All records at or below ``places``, and what is there but cannot be read, in words."""
+    found, aside = [], []
+    for place in places:
+        if not place.exists():
+            raise ValueError(f"expected runs at {place}, got no such file or folder; `setwise pretrain` makes some")
+        paths = [place] if place.is_file() else sorted({*place.rglob(records.FILE), *place.rglob("seed-*.json")})
+        for path in paths:
+            try:
+                record = records.read(path)
+                records.check_final(record)
+                found.append(AnyRun(str(path), record, records.fields_of(record), int(record["seed"])))
+            except (ValueError, KeyError, TypeError) as error:
+                aside.append(f"{path}: {error}")
+    return found, aside
+
+
+def chosen(runs: Sequence[AnyRun], where: Sequence[str]) -> list[AnyRun]:
+    """The runs whose fields have these values: "objective.temperature=0.2"."""
+    for words in where:
+        name, equals, value = words.partition("=")
+        if not equals:
+            raise ValueError(f"expected --where FIELD=VALUE, got {words!r}; encoder.name=conv4 is one")
+        path = path_of(name, runs)
+        runs = [run for run in runs if str(run.fields.get(path)).lower() == value.lower()]
+    return list(runs)
+
+
+def path_of(name: str, runs: Sequence[AnyRun]) -> str:
+    """The field that ``name``, its path or the last part of it, stands for."""
+    paths = {path: None for run in runs for path in run.fields}
+    near = sorted((path for path in paths if path == name or path.endswith(f".{name}")), key=lambda x: x.count("."))
+    if not near:
+        raise ValueError(f"expected a field of these runs' recipes{known(name, paths)}")
+    return near[0]
+
+
+def differing(runs: Sequence[AnyRun]) -> list[str]:
+    """The fields that do not have the same value in all runs."""
+    paths = dict.fromkeys(path for run in runs for path in run.fields if path not in LABELS)
+    return [path for path in paths if len({repr(run.fields.get(path)) for run in runs}) > 1]
+
+
+def group_by(runs: Sequence[AnyRun], paths: Sequence[str]) -> list[AnyGroup]:
+    """The runs by the values of these fields, in the order in which they come."""
+    sorted_in: dict[str, list[AnyRun]] = {}
+    for run in runs:
+        sorted_in.setdefault(repr([run.fields.get(path) for path in paths]), []).append(run)
+    return [AnyGroup(tuple(members[0].fields.get(p) for p in paths), tuple(members)) for members in sorted_in.values()]
+
+
+def measures_of(runs: Sequence[AnyRun]) -> list[str]:
+    """What was measured at the end of some run, the one that answers first."""
+    names = dict.fromkeys(name for run in runs for name in run.record["final"] if run.measure(name) is not None)
+    return sorted(names, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
+
+
+def groups_table(groups: Sequence[AnyGroup], paths: Sequence[str], measures: Sequence[str]) -> Table:
+    """A row for each group: its values, the seeds, what it reached, and its difference to the first group."""
+    rows: list[list[Cell]] = []
+    for group in groups:
+        values: list[Cell] = [str(value) for value in group.values] or ["all"]
+        cells: list[Cell] = [len(group.runs), group.mean(measures[0]), _difference(group, groups[0], measures[0])]
+        rows.append([*values, *cells, *(group.mean(name) for name in measures[1:])])
+    short = [path.rpartition(".")[2] if _unique(path, paths) else path for path in paths] or ["runs"]
+    main = measures[0].replace("_", " ")
+    columns = [*short, "n", main, "difference to the first", *(name.replace("_", " ") for name in measures[1:])]
+    return Table("runs", columns, rows, "What the runs reached", NOTE, wrap=True)
+
+
+def _unique(path: str, paths: Sequence[str]) -> bool:
+    last = path.rpartition(".")[2]
+    return sum(other.rpartition(".")[2] == last for other in paths) == 1 and last not in ("name", "weight")
+
+
+def _difference(group: AnyGroup, first: AnyGroup, measure: str) -> PairedDifference | None:
+    return None if group is first else paired_difference(group.by_seed(measure), first.by_seed(measure))
+
+
+def label(group: AnyGroup, paths: Sequence[str]) -> str:
+    """Its values in words."""
+    return (
+        ", ".join(f"{path.rpartition('.')[2]} {value}" for path, value in zip(paths, group.values, strict=True))
+        or "all"
+    )
+
+
+def report_runs(places: Sequence[Path], out: Path, *, where: Sequence[str] = (), by: Sequence[str] = ()) -> list[Path]:
+    """Write the page and its table of any runs; the files written, the page first."""
+    runs, aside = read_runs(places)
+    runs = chosen(runs, where)
+    if not runs:
+        also = f" ({len(aside)} set aside, the first: {aside[0]})" if aside else ""
+        raise ValueError(f"expected runs with final numbers, got none{also}; `setwise pretrain` without --no-evaluate")
+    paths = [path_of(name, runs) for name in by] or differing(runs)
+    groups, measures = group_by(runs, paths), measures_of(runs)
+    table = groups_table(groups, paths, measures)
+    page = Page(f"{len(runs)} runs", lead=_lead(groups, paths, measures[0]))
+    if len(groups) > 1:
+        note = f"Differences in {measures[0].replace('_', ' ')}, seed by seed, with 95 % intervals."
+        page.intervals(f"Against {label(groups[0], paths)}", _pictured(groups, paths, measures[0]), other="", note=note)
+    tables = [table, *(entry.make(runs) for entry in register.table.values())]
+    for one in tables:
+        one.onto(page)
+    page.heading("Learning curves")
+    series = {label(group, paths): _curve(group) for group in groups}
+    page.curves("loss", series, x="epoch", y="loss, mean over the seeds")
+    page.heading("Where the numbers come from")
+    page.details(f"{len(runs)} records", "\n".join(f"{run.path}: seed {run.seed}" for run in runs))
+    if aside:
+        page.details(f"{len(aside)} files set aside", "\n".join(aside))
+        print(f"setwise: {len(aside)} files set aside, the end of the page says why", file=sys.stderr)
+    files = [out / "index.html"]
+    out.mkdir(parents=True, exist_ok=True)
+    page.write(files[0])
+    for one in tables:
+        for end, text in (("md", one.markdown()), ("csv", one.csv())):
+            files.append(out / f"{one.name}.{end}")
+            files[-1].write_text(text, encoding="utf-8")
+    return files
+
+
+def _lead(groups: Sequence[AnyGroup], paths: Sequence[str], measure: str) -> str:
+    means = [(group, group.mean(measure)) for group in groups]
+    known_ones = [(group, mean) for group, mean in means if mean is not None]
+    if not known_ones:
+        return ""
+    best, mean = max(known_ones, key=lambda pair: pair[1].mean)
+    return f"Which did best? {label(best, paths)}: {measure.replace('_', ' ')} {shown(mean)}."
+
+
+def _pictured(groups: Sequence[AnyGroup], paths: Sequence[str], measure: str) -> list[Interval]:
+    rows = []
+    for group in groups[1:]:
+        if (found := _difference(group, groups[0], measure)) is not None:
+            bounds = None if found.low is None or found.high is None else (found.low, found.high)
+            rows.append(Interval(label(group, paths), shown(found), found.mean, bounds))
+    return rows
+
+
+def _curve(group: AnyGroup) -> list[tuple[float, float]]:
+    """The mean loss at epochs that all runs of the group have."""
+    each: list[Mapping[float, float]] = []
+    for run in group.runs:
+        rows = [row for row in run.record.get("epochs") or [] if isinstance(row, dict)]
+        pairs = [(number(row.get("epoch")), number(row.get("loss"))) for row in rows]
+        each.append({epoch: loss for epoch, loss in pairs if epoch is not None and loss is not None})
+    shared = sorted(set.intersection(*map(set, each))) if each else []
+    return [(epoch, math.fsum(one[epoch] for one in each) / len(each)) for epoch in shared]

@@ -1,0 +1,104 @@
+"""A table: as text, as CSV, on a page. Accuracies are per cent."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from setwise.records.statistics import MeanStd, PairedDifference
+from setwise.report.page import Page
+
+Cell = str | int | float | MeanStd | PairedDifference | None
+NONE = "-"  # of a run that was not made
+NOTE = (
+    "Mean ± sample standard deviation over n seeds, per cent. Differences: mean over the seeds that both have, with "
+    "the 95 % interval of Student's t."
+)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of cells under columns; the first column names the rows. ``name`` is for files."""
+
+    name: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    caption: str
+    note: str = ""
+    wrap: bool = False  # on a page its words may take more lines
+
+    def markdown(self) -> str:
+        """A GitHub table under its caption; what Markdown would read as its own is escaped."""
+        lines = [self.columns, ["---"] * len(self.columns), *map(self._shown, self.rows)]
+        table = ["| " + " | ".join(cells if i == 1 else map(_plain, cells)) + " |" for i, cells in enumerate(lines)]
+        return "\n".join([f"**{_plain(self.caption)}**", "", *table, "", _plain(self.note)]).rstrip() + "\n"
+
+    def csv(self) -> str:
+        """The same numbers unrounded, one to a cell: a mean has columns for std and n, a difference for its bounds."""
+        places = [(i, part) for i in range(len(self.columns)) for part in _parts([row[i] for row in self.rows])]
+        file = io.StringIO()
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow([f"{self.columns[i]}{part}" for i, part in places])
+        writer.writerows([_value(row[i], part) for i, part in places] for row in self.rows)
+        return file.getvalue()
+
+    def onto(self, page: Page) -> None:
+        """Put it on a page."""
+        rows = [self._shown(row) for row in self.rows]
+        page.table(self.columns, rows, caption=self.caption, note=self.note, wrap=self.wrap)
+
+    def _shown(self, row: Sequence[Cell]) -> list[str]:
+        """Cells for people; a mean of ours over fewer than the row's n says so."""
+        n = row[self.columns.index("n")] if "n" in self.columns else None
+        cells = [shown(cell) for cell in row]
+        for i, (column, cell) in enumerate(zip(self.columns, row, strict=True)):
+            if isinstance(cell, MeanStd) and not column.startswith("paper") and n not in (None, cell.n):
+                cells[i] += f" (n = {cell.n})"
+        return cells
+
+
+def filled(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> tuple[Sequence[str], Sequence[Sequence[Cell]]]:
+    """Without the last columns that no row has anything in."""
+    used = max((i + 1 for row in rows for i, cell in enumerate(row) if cell is not None), default=0)
+    return columns[:used], [row[:used] for row in rows]
+
+
+def shown(cell: Cell) -> str:
+    """A cell for people: two decimals, "-" where there is nothing."""
+    if cell is None:
+        return NONE
+    if isinstance(cell, MeanStd):
+        return f"{cell.mean:.2f}" + (f" ± {cell.std:.2f}" if cell.std is not None else "")
+    if isinstance(cell, PairedDifference):
+        if cell.low is None or cell.high is None:
+            return f"{_signed(cell.mean)} (one seed)"
+        if math.isinf(cell.low):
+            return f"{_signed(cell.mean)} (equal in all seeds)"
+        return f"{_signed(cell.mean)} ({_signed(cell.low)} to {_signed(cell.high)})"
+    if isinstance(cell, float):
+        return f"{cell:.2f}" if abs(cell) < 100 else f"{cell:,.0f}"
+    return str(cell)
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.2f}".replace("-0.00", "+0.00")
+
+
+def _parts(cells: Sequence[Cell]) -> tuple[str, ...]:
+    means = (" std",) if any(isinstance(cell, MeanStd) for cell in cells) else ()
+    bounds = (" low", " high") if any(isinstance(cell, PairedDifference) for cell in cells) else ()
+    return ("", *means, *bounds, " n") if means or bounds else ("",)
+
+
+def _value(cell: Cell, part: str) -> object:
+    if isinstance(cell, MeanStd | PairedDifference):
+        return getattr(cell, part.strip() or "mean", None)  # a difference has no std, a mean no bounds
+    return cell if not part else None
+
+
+def _plain(words: str) -> str:
+    return re.sub(r"([\\|<>&*_`\[\]#])", r"\\\1", " ".join(words.split()))

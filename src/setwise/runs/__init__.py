@@ -1,0 +1,17 @@
+"""A run from its recipe to its record: train, evaluate, write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from setwise.recipe import Recipe
+from setwise.runs.matching import run_matching
+from setwise.runs.pretraining import choose_device, encoder_of, export, pretrain, probe
+
+__all__ = ["choose_device", "encoder_of", "export", "pretrain", "probe", "run_matching", "run_of"]
+
+
+def run_of(recipe: Recipe) -> Callable[..., dict[str, Any]]:
+    """What carries out a recipe and gives its record: ``run_matching`` or ``pretrain``, which are called alike."""
+    return run_matching if recipe.matched else pretrain

@@ -1,0 +1,277 @@
+"""A run from its recipe to its record: train, evaluate, write."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import setwise.records as records
+from setwise.checks import check_count
+from setwise.data import ImageSet, load
+from setwise.encoders import create as create_by_name
+from setwise.evaluation.features import extract, frozen
+from setwise.evaluation.knn import knn_accuracy
+from setwise.evaluation.probe import linear_probe
+from setwise.methods import Supervised
+from setwise.recipe import Recipe
+from setwise.runs import structure
+from setwise.training import checkpoint as checkpoints
+from setwise.training.checkpoint import Checkpoint
+from setwise.training.loop import How, about, check_same_data, train
+
+FINE_TUNING_EPOCHS = 30
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of that name; "auto" is a GPU where there is one."""
+    try:
+        device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
+    except RuntimeError as error:
+        raise ValueError(f"expected a device such as auto, cpu or cuda, got {name!r}") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError("expected a CUDA device for --device cuda, got none; leave it out to use the CPU")
+    try:
+        torch.empty(1, device=device).cpu()
+    except (RuntimeError, AssertionError) as error:
+        words = str(error).splitlines()[0]
+        raise ValueError(f"expected a device that this torch can use, got {name!r} ({words}); try cpu") from error
+    return device
+
+
+def splits(recipe: Recipe, root: Path | None) -> tuple[ImageSet, ImageSet]:
+    """The images to train on, and those to test on.
+
+    With ``data.validation`` so many training images, drawn by ``split_seed``, take the test split's place, and the
+    test split is not looked at: for choosing between recipes.
+    """
+    data = recipe.data
+    train_set = load(data.source, root, split="train", options=data.options)
+    if data.validation:
+        if data.validation >= len(train_set):
+            raise ValueError(f"expected validation below the {len(train_set)} images, got {data.validation}")
+        order = torch.randperm(len(train_set), generator=torch.Generator().manual_seed(data.split_seed), device="cpu")
+        kept, rest = order[: data.validation].sort().values, order[data.validation :].sort().values
+        return tuple(  # type: ignore[return-value]
+            replace(train_set, split=name, images=train_set.images[rows], labels=train_set.labels[rows])
+            for name, rows in (("train", rest), ("validation", kept))
+        )
+    return train_set, load(data.source, root, split="test", options=data.options)
+
+
+def check_classes(train_set: ImageSet, test_set: ImageSet) -> None:
+    """Raise unless a label is the same class in both splits: what is learnt of one can be tested on the other.
+
+    A label is a place in ``classes``, so their order counts. A test split without images of a class lists it as well.
+    """
+    if train_set.classes != test_set.classes:
+        raise ValueError(
+            f"expected the test split of {train_set.name} to have the classes of its training split, got others "
+            "(cuhk03 is split by identity); use `setwise match` for such data, or `setwise pretrain` with "
+            "--validation N to test on training images, or with --no-evaluate"
+        )
+
+
+def pretrain(
+    recipe: Recipe,
+    folder: Path,
+    *,
+    name: str,
+    seed: int,
+    how: How,
+    root: Path | None = None,
+    evaluate: bool = True,
+) -> dict[str, Any]:
+    """Train by a recipe, probe the frozen encoder, write the record into the run's folder; the record."""
+    test_set: ImageSet | None = None
+    if evaluate or recipe.data.validation:
+        train_set, test_set = splits(recipe, root)
+    else:  # there need not be any to test on
+        train_set = load(recipe.data.source, root, split="train", options=recipe.data.options)
+    if evaluate and test_set is not None:
+        check_classes(train_set, test_set)
+    title, look = f"{name} seed {seed}", structure.after_epoch
+    engine, last = train(recipe, train_set, folder, seed=seed, how=how, title=title, after_epoch=look)
+    sizes = {"name": train_set.name, "train": len(train_set)} | ({"test": len(test_set)} if test_set else {})
+    record = records.of_run(name, engine, last, sizes)
+    if how.processes.first:
+        if evaluate and test_set is not None:
+            encoder, device = engine.method.encoder, how.device
+            record["final"] = evaluate_encoder(encoder, train_set, test_set, recipe, seed=seed, device=device)
+            record["timings"] |= record["final"].pop("timings")
+            if isinstance(engine.method, Supervised) and recipe.epochs:
+                record["final"]["classifier_accuracy"] = _classifier_accuracy(engine.method, test_set, device)
+        records.write(folder, record)
+    return record
+
+
+def evaluate_encoder(
+    encoder: nn.Module, train_set: ImageSet, test_set: ImageSet, recipe: Recipe, *, seed: int, device: torch.device
+) -> dict[str, Any]:
+    """Linear probe (the last epoch's accuracy) and kNN of a frozen encoder, and how long they took."""
+    classes = len(train_set.classes)
+    began = time.perf_counter()
+    with frozen(encoder):
+        train_x, test_x = (_features(encoder, images, device) for images in (train_set, test_set))
+        train_y, test_y = (images.labels.to(train_x.device) for images in (train_set, test_set))
+        extracted = time.perf_counter()
+        probed = linear_probe(
+            train_x,
+            train_y,
+            test_x,
+            test_y,
+            classes=classes,
+            epochs=recipe.evaluation.probe.epochs,
+            batch=recipe.evaluation.probe.batch,
+            lr=recipe.evaluation.probe.lr,
+            seed=seed,
+        )
+        done = time.perf_counter()
+        neighbours = knn_accuracy(train_x, train_y, test_x, test_y, classes=classes)
+    return {
+        "probe_accuracy": probed.accuracy,
+        **{f"knn{k}_accuracy": accuracy for k, accuracy in neighbours.items()},
+        "timings": {
+            "features_seconds": extracted - began,
+            "probe_seconds": done - extracted,
+            "knn_seconds": time.perf_counter() - done,
+        },
+    }
+
+
+def _create(recipe: Recipe, channels: int) -> nn.Module:
+    options = recipe.encoder.options | ({"pretrained": False} if "pretrained" in recipe.encoder.options else {})
+    return create_by_name(recipe.encoder.name, channels=channels, **options)  # its weights come from the checkpoint
+
+
+def encoder_of(found: Checkpoint, path: Path) -> nn.Module:
+    """The trained encoder of the checkpoint at ``path``, on the CPU."""
+    recipe, state = found.recipe, found.encoder_state()
+    expected = f"expected the weights of {recipe.encoder.name} in {path}, got"
+    advice = "the file is damaged or was changed, take another copy of it, or train again"
+    missing = [name for name in ("shape", "mean", "std", "classes") if name not in found.data]
+    if missing:
+        raise ValueError(f"{expected} them without the {', '.join(missing)} of their images; {advice}")
+    shape = found.data["shape"]
+    if not isinstance(shape, list) or len(shape) != 3 or not all(isinstance(n, int) and n > 0 for n in shape):
+        raise ValueError(f"{expected} them for images of shape {shape!r}, not [C, H, W]; {advice}")
+    # Without memory at first: what a foreign file asks for is compared with what is there before it is allocated.
+    with torch.device("meta"):
+        wanted = _create(recipe, shape[0]).state_dict()
+    if not state:
+        raise ValueError(f"{expected} none; {advice}")
+    for name in sorted(wanted.keys() | state.keys()):
+        want, got = (f"shape {tuple(x[name].shape)}" if name in x else "no such tensor" for x in (wanted, state))
+        if want != got:
+            raise ValueError(f"{expected} {name} as {got}, not {want}; {advice}")
+    encoder = _create(recipe, shape[0])
+    if any(x.dtype == torch.float64 for x in state.values()):
+        encoder.double()
+    encoder.load_state_dict(state)
+    return encoder
+
+
+def probe(
+    path: Path,
+    *,
+    device: torch.device,
+    data: str | None = None,
+    root: Path | None = None,
+    fine_tune: bool = False,
+    fine_tune_epochs: int | None = None,
+    quiet: bool = False,
+) -> dict[str, Any]:
+    """Evaluate a checkpoint anew: linear probe and kNN, and with ``fine_tune`` the whole network trained on.
+
+    ``data``: other data than the run's; those have to be as they were.
+    The fine-tuned run is kept beside the checkpoint, in a folder named after the weights it began with and its length.
+    """
+    check_count(fine_tune_epochs, "fine_tune_epochs")
+    found = checkpoints.load(path)
+    if found.epoch < found.recipe.epochs and not quiet:
+        print(f"the run has not ended: epoch {found.epoch} of {found.recipe.epochs}", file=sys.stderr)
+    encoder = encoder_of(found, path).to(device)
+    recipe = found.recipe if data is None else found.recipe.changed({"data.source": data})
+    train_set, test_set = splits(recipe, root)
+    check_classes(train_set, test_set)
+    if data is None and not recipe.matched:  # which is trained on two views of others
+        advice = "--data says which data to probe on"
+        check_same_data(found.data, about(train_set), f"{path} was trained on", advice)
+    trained, given = found.data["shape"][0], train_set.images.shape[1]
+    if given != trained:
+        raise ValueError(
+            f"expected images of {trained} channel{'s' * (trained > 1)}, as {path} was trained on, "
+            f"got {given} ({train_set.name}); give --data (data= in Python) with such images"
+        )
+    result = evaluate_encoder(encoder, train_set, test_set, recipe, seed=found.seed, device=device)
+    if fine_tune:
+        tuning = fine_tuning(recipe, fine_tune_epochs or FINE_TUNING_EPOCHS)
+        state = found.encoder_state()
+        folder = (path if path.is_dir() else path.parent) / f"fine-tuned-{_digest(state)}-{tuning.epochs}"
+        engine, last = train(
+            tuning,
+            train_set,
+            folder,
+            seed=found.seed,
+            how=How(device, resume=True, quiet=quiet),
+            title="fine-tuning",
+            encoder=state,
+        )
+        assert isinstance(engine.method, Supervised)
+        result["fine_tuned_accuracy"] = _classifier_accuracy(engine.method, test_set, device)
+        result["timings"]["fine_tuning_seconds"] = last.seconds
+    return result
+
+
+def fine_tuning(recipe: Recipe, epochs: int) -> Recipe:
+    """The recipe of training the whole network on the labels: small steps, since the encoder starts from something."""
+    tree = recipe.tree() | {"method": "supervised", "objective": None, "schedule": "cosine", "epochs": epochs}
+    tree["views"] = {"preset": "supervised", "padding": recipe.views["padding"]}
+    tree["optimizer"] = {"name": "sgd", "lr": 0.01, "weight_decay": recipe.optimizer.options.get("weight_decay", 0.0)}
+    return Recipe.read(tree)
+
+
+def export(path: Path, folder: Path, *, onnx: bool = True) -> dict[str, Path]:
+    """Write a checkpoint's encoder as safetensors with a config, and as ONNX if that can be; the files written."""
+    from setwise.evaluation.export import export as write
+    from setwise.evaluation.export import missing_packages
+
+    found = checkpoints.load(path)
+    encoder = encoder_of(found, path).float()
+    config = {
+        "name": found.recipe.encoder.name,
+        "stem": found.recipe.encoder.options.get("stem", "cifar"),
+        "mean": found.data["mean"],
+        "std": found.data["std"],
+        "classes": found.data["classes"],
+    }
+    if onnx and (missing := missing_packages()):
+        print(f"setwise: no encoder.onnx: {missing}, and export again", file=sys.stderr)
+        onnx = False
+    return write(encoder, config, folder, image_shape=tuple(found.data["shape"]), onnx=onnx)
+
+
+def _digest(state: dict[str, Tensor]) -> str:
+    """A few letters that tell these weights from others."""
+    from safetensors.torch import save
+
+    return hashlib.sha256(save(state)).hexdigest()[:8]
+
+
+def _features(encoder: nn.Module, images: ImageSet, device: torch.device) -> Tensor:
+    double = next(encoder.parameters()).dtype == torch.float64
+    return extract(encoder, images, device=device, precision="float64" if double else "float32")
+
+
+@torch.no_grad()
+def _classifier_accuracy(method: Supervised, test_set: ImageSet, device: torch.device) -> float:
+    features = _features(method.encoder, test_set, device)
+    weight = method.classifier.weight
+    logits = method.classifier(features.to(weight.device, weight.dtype))
+    return float((logits.argmax(1).cpu() == test_set.labels.cpu()).float().mean())
