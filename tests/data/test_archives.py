@@ -9,8 +9,8 @@ import zipfile
 
 import pytest
 
-from setwise.data.archives import Writer, copy_folder, unpack
-from setwise.data.errors import DataError
+from setwise.data import DataError
+from setwise.data.fetching.archives import Writer, copy_folder, unpack
 
 FILES = {"a/one.bin": b"1" * 5000, "a/b/two.txt": b"two", "three": b""}
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import setwise as sw
-from setwise.data import cifar, pickles
-from setwise.data.errors import DataError
-from setwise.data.pickles import read_batch
+from setwise.data import DataError
+from setwise.data.formats import cifar, pickles
+from setwise.data.formats.pickles import read_batch
 
 
 @pytest.mark.parametrize("layout", ["binary", "python"])

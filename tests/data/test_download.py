@@ -4,9 +4,9 @@ import os
 
 import pytest
 
-from setwise.data import download as module
-from setwise.data.download import download
-from setwise.data.errors import DataError
+from setwise.data import DataError
+from setwise.data.fetching import download as module
+from setwise.data.fetching.download import download
 
 CONTENT = os.urandom(1_000_000)
 LIMIT = 2_000_000

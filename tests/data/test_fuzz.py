@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import setwise as sw
-from setwise.data import cifar, tiny_imagenet
-from setwise.data.archives import Writer, unpack
-from setwise.data.decode import read_image
-from setwise.data.errors import DataError
-from setwise.data.pickles import read_batch
+from setwise.data import DataError
+from setwise.data.fetching.archives import Writer, unpack
+from setwise.data.formats import cifar, tiny_imagenet
+from setwise.data.formats.decode import read_image
+from setwise.data.formats.pickles import read_batch
 
 FUZZ = settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 FEW = settings(FUZZ, max_examples=15)  # each of these starts a process

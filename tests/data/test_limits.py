@@ -18,8 +18,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from setwise.data import decode, limits
-from setwise.data.errors import DataError
+from setwise.data import DataError
+from setwise.data.fetching import limits
+from setwise.data.formats import decode
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "wait4"), reason="measures processes as Unix does")
 
@@ -31,15 +32,15 @@ READ = """
 import json, os, resource, signal, sys, time
 from pathlib import Path
 import setwise as sw
-from setwise.data import archives, cifar, decode, source
-from setwise.data.catalogue import CATALOGUE
+from setwise.data.fetching import archives
+from setwise.data.formats import PUBLISHED
 files, root = Path(sys.argv[1]), Path(sys.argv[2])
 sw.data.load("digits")
 
 def read(name):
     file = files / name
     if name.endswith((".zip", ".tar.gz")):
-        entry = CATALOGUE["cuhk03"]
+        entry = PUBLISHED["cuhk03"]
         target = root / name
         target.mkdir(parents=True)
         archives.unpack(file, archives.Writer(target, entry.most_bytes, entry.most_files, file))

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import setwise as sw
-from setwise.data.sets import split_sizes
+from setwise.data import split_sizes
 
 
 def images(n, width=6):
@@ -135,10 +135,11 @@ def test_names_and_options_are_checked():
         sw.data.load("cifar1O")
     with pytest.raises(ValueError, match="expected split to be one of 'train', 'test', got 'val'"):
         sw.data.load("digits", split="val")
-    with pytest.raises(ValueError, match=r"expected size=None for digits, whose images are of one size, got \(8, 8\)"):
-        sw.data.load("digits", size=(8, 8))
-    with pytest.raises(ValueError, match="expected boxes=None for digits, got 'labeled'; it is for cuhk03"):
-        sw.data.load("digits", boxes="labeled")
+    for options in ({"size": (8, 8)}, {"boxes": "labeled"}, {"options": {"count": 3}}):
+        with pytest.raises(ValueError, match="expected an option of 'digits'"):
+            sw.data.load("digits", **options)
+    with pytest.raises(ValueError, match="expected seed=None for digits, got 3"):
+        sw.data.load("digits", seed=3)
     with pytest.raises(ValueError, match="expected split to be one of"):
         sw.data.load_matched("digits", split="everything")
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import setwise as sw
-from setwise.data.errors import DataError
+from setwise.data import DataError
 
 
 def test_hidden_folders_are_no_classes_of_tiny_imagenet(small_tiny, tmp_path):

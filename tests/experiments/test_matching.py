@@ -13,8 +13,7 @@ from scipy.optimize import linear_sum_assignment
 
 from setwise import methods
 from setwise.cli import main
-from setwise.data import load_matched
-from setwise.data.sets import split_sizes
+from setwise.data import load_matched, split_sizes
 from setwise.evaluation import load_encoder
 from setwise.experiments import matching, records, runs
 from setwise.experiments.recipes import recipe as find

@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
 from setwise.checks import check_count
-from setwise.data import ImageSet, MatchedSet, matched_halves
-from setwise.data.sets import split_sizes
+from setwise.data import ImageSet, MatchedSet, matched_halves, split_sizes
 from setwise.encoders import create, projection_head
 from setwise.experiments.recipes import CELLS
 from setwise.experiments.recipes import recipe as find

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from setwise.checks import check_count
-from setwise.data.sets import split_sizes
+from setwise.data import split_sizes
 from setwise.experiments import records, runs
 from setwise.experiments.jobs import Job
 from setwise.experiments.matching import run_matching

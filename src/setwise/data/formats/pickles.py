@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from setwise.checks import see
-from setwise.data.errors import DataError
-from setwise.data.limits import CIFAR_BATCH, open_plain
+from setwise.data.api import DataError
+from setwise.data.fetching.limits import CIFAR_BATCH, open_plain
 
 
 def _uint8(code: bytes, align: int, copy: int) -> np.dtype[np.uint8]:

@@ -12,7 +12,7 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from setwise.data.errors import DataError
+from setwise.data.api import DataError
 
 # Archives
 TAR_HEADER = 4096  # bytes of a long name or a pax header; tarfile reads them whole, and pax in quadratic time

@@ -5,19 +5,19 @@ Many keep it with val's images sorted into folders of their classes, as train's 
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 import numpy as np
 import torch
 
+import setwise.register as register
 from setwise.checks import check_option
-from setwise.data.cache import cached
-from setwise.data.decode import is_image, read_images
-from setwise.data.errors import DataError
-from setwise.data.limits import ANNOTATIONS as LONGEST_ANNOTATIONS
-from setwise.data.limits import open_plain
-from setwise.data.sets import DEFAULT_MEAN, DEFAULT_STD, ImageSet
+from setwise.data.api import DataError, ImageSet
+from setwise.data.fetching.cache import cached
+from setwise.data.fetching.limits import ANNOTATIONS as LONGEST_ANNOTATIONS
+from setwise.data.fetching.limits import open_plain
+from setwise.data.fetching.published import MB, Archive, Published
+from setwise.data.formats.decode import is_image, read_images
 
 SPLITS = ("train", "val", "test")
 FOLDER = "tiny-imagenet-200"
@@ -25,6 +25,29 @@ SIZE = (64, 64)
 CLASSES, TRAIN_PER_CLASS, VAL = 200, 500, 10_000
 ANNOTATIONS = "val_annotations.txt"
 AGAIN = "fetch it again with `setwise data fetch tiny-imagenet --force`"
+
+
+@register.data("tiny-imagenet", about="Photos, 110,000 images of 200 classes, 3x64x64.")
+def tiny_imagenet(root: Path, split: str, source_path: Path | None = None) -> ImageSet:
+    """One split, its images mapped from a cache below ``root``.
+
+    ``split="test"`` is val: the official test images have no labels. Classes are WordNet ids, sorted.
+    """
+    check_option(split, SPLITS, "split")
+    split = "train" if split == "train" else "val"
+    paths, labels, classes = listing(PUBLISHED.located(root, source_path), split)
+
+    def build(partial: Path) -> None:
+        np.save(partial / "images.npy", read_images(paths, SIZE, exact=True))
+
+    (images,) = cached(root, f"tiny-imagenet-{split}", paths[0], paths, ("images",), build)
+    return ImageSet(
+        name="tiny-imagenet",
+        split=split,
+        images=torch.from_numpy(images),
+        labels=torch.tensor(labels, device="cpu"),
+        classes=classes,
+    )
 
 
 def find(folder: Path) -> Path | None:
@@ -54,31 +77,6 @@ def _images(folder: Path) -> list[Path]:
     """The images of a class: officially in a folder of their own."""
     folder = folder / "images" if (folder / "images").is_dir() else folder
     return sorted(path for path in folder.iterdir() if is_image(path)) if folder.is_dir() else []
-
-
-def load(folder: Path, split: str, root: Path) -> ImageSet:
-    """One split, its images mapped from a cache below ``root``.
-
-    ``split="test"`` is val: the official test images have no labels. Classes are WordNet ids, sorted.
-    """
-    check_option(split, SPLITS, "split")
-    split = "train" if split == "train" else "val"
-    paths, labels, classes = listing(folder, split)
-
-    def build(partial: Path) -> None:
-        np.save(partial / "images.npy", read_images(paths, SIZE, exact=True))
-
-    where = hashlib.sha256(str(paths[0].resolve()).encode(errors="surrogateescape")).hexdigest()[:8]
-    (images,) = cached(root, f"tiny-imagenet-{split}-{where}", paths, ("images",), build)
-    return ImageSet(
-        name="tiny-imagenet",
-        split=split,
-        images=torch.from_numpy(images),
-        labels=torch.tensor(labels, device="cpu"),
-        classes=classes,
-        mean=(DEFAULT_MEAN,) * 3,
-        std=(DEFAULT_STD,) * 3,
-    )
 
 
 def listing(folder: Path, split: str) -> tuple[list[Path], list[int], tuple[str, ...]]:
@@ -141,3 +139,20 @@ def _sorted_val(place: Path, classes: tuple[str, ...]) -> tuple[list[Path], list
         raise DataError(f"expected {VAL} images in the class folders of {place / 'val'}, got {len(found)}; {AGAIN}")
     found.sort(key=lambda pair: pair[0].name)
     return [path for path, _ in found], [label for _, label in found]
+
+
+def verify(folder: Path) -> None:
+    """Raise unless every class has its images, and val's annotations name all of val's. The images are not read."""
+    for split in ("train", "val"):
+        listing(folder, split)
+
+
+PUBLISHED = Published(
+    name="tiny-imagenet",
+    find=find,
+    verify=verify,
+    download=248 * MB,
+    archives=(Archive("http://cs231n.stanford.edu/tiny-imagenet-200.zip", "90528d7ca1a48142e341f4ef8d21d0de"),),
+    most_bytes=1000 * MB,
+    most_files=130_000,
+)

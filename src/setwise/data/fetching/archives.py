@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import IO, Protocol
 
-from setwise.data.errors import DataError
-from setwise.data.limits import NAME_BYTES, PATH_BYTES, PATH_PARTS, TAR_HEADER, open_plain
+from setwise.data.api import DataError
+from setwise.data.fetching.limits import NAME_BYTES, PATH_BYTES, PATH_PARTS, TAR_HEADER, open_plain
 
 MANIFEST = ".setwise.json"  # ours alone: no archive may bring one
 CHUNK = 2**20
