@@ -83,12 +83,6 @@ def test_the_decoded_images_are_mapped_and_kept(small_tiny, tmp_path, monkeypatc
     assert not (sw.data.load(small_tiny, root).images[0] == 1).all()
 
 
-def test_a_cache_is_mapped(tmp_path):
-    (array,) = cached(tmp_path, "key", tmp_path, [], ("x",), numbers)
-    assert isinstance(array, np.memmap)
-    assert array.tolist() == [0, 1, 2, 3, 4, 5]
-
-
 def numbers(place):
     np.save(place / "x.npy", np.arange(6))
 

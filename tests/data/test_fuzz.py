@@ -171,9 +171,9 @@ def test_annotations(small_tiny, data):
     rows = "".join(f"val_{k}.JPEG\t{('n03', 'n01', 'n02')[k % 3]}\t0\t32\t44\t62\n" for k in range(6))
     file.write_bytes(data.draw(mutated(rows.encode())))
     if found := read_or_refuse(lambda: tiny_imagenet.listing(small_tiny, "val"), file):
-        paths, labels, classes = found
-        assert [p.parent for p in paths] == [small_tiny / "val" / "images"] * 6
-        assert all(0 <= label < len(classes) for label in labels)
+        files, classes = found
+        assert [path.parent for path, _ in files] == [small_tiny / "val" / "images"] * 6
+        assert all(0 <= label < len(classes) for _, label in files)
 
 
 def picture(kind):

@@ -46,19 +46,6 @@ def test_features_are_those_of_each_normalised_image_in_eval_mode(name, batch):
     torch.testing.assert_close(found.double(), one_by_one(trained_encoder(name), data), rtol=1e-4, atol=1e-5)
 
 
-def test_one_channel():
-    data = images(5, channels=1)
-    encoder = sw.encoders.create("conv4", channels=1)
-    assert extract(encoder, data, device="cpu").shape == (5, 64)
-
-
-def test_the_normalisation_is_the_sets_own():
-    data = images()
-    other = replace(data, mean=(0.1, 0.1, 0.1))
-    encoder = trained_encoder()
-    assert not torch.allclose(extract(encoder, data, device="cpu"), extract(encoder, other, device="cpu"))
-
-
 def test_precisions():
     data, exact = images(), one_by_one(trained_encoder(), images())
     double = extract(trained_encoder().double(), data, device="cpu", precision="float64")

@@ -102,10 +102,10 @@ def test_a_captures_trial_runs_leave_no_trace(monkeypatch):
         assert torch.equal(tried.sums, plain.sums)
 
 
-def test_defaults_are_the_papers():
-    data = clusters(200)
-    plain = linear_probe(*data, *data, classes=4, seed=1)
-    spelt = linear_probe(*data, *data, classes=4, epochs=100, batch=128, lr=1e-3, seed=1)
+def test_defaults_are_the_papers_and_features_may_require_a_gradient():
+    x, y = clusters(200)
+    plain = linear_probe(x.clone().requires_grad_(), y, x, y, classes=4, seed=1)
+    spelt = linear_probe(x, y, x, y, classes=4, epochs=100, batch=128, lr=1e-3, seed=1)
     assert len(plain.train_loss) == 100
     assert plain.train_loss == spelt.train_loss
 
@@ -136,12 +136,6 @@ def test_initial_weights_are_distributed_as_nn_linears():
     assert len(seeds.unique(dim=0)) == 5
 
 
-def test_the_accuracy_is_the_last_epochs_and_not_the_best():
-    train, test = clusters(60, noise=3.0), clusters(50, noise=3.0, seed=1)
-    found = linear_probe(*train, *test, classes=4, epochs=30, batch=16, lr=0.3, seed=1)
-    assert found.accuracy == found.test_accuracy[-1] < max(found.test_accuracy)
-
-
 def test_what_is_separable_is_separated():
     train, test = clusters(500, noise=0.05, dtype=torch.float32), clusters(100, noise=0.05, seed=1, dtype=torch.float32)
     found = linear_probe(*train, *test, classes=4, epochs=20, lr=0.05, seed=1)
@@ -165,15 +159,6 @@ def test_classes_that_a_split_lacks():
     one = linear_probe(x, torch.zeros_like(y), x, torch.zeros_like(y), classes=1, epochs=2, seed=1)
     assert one.accuracy == 1
     assert one.train_loss[-1] == 0
-
-
-def test_features_that_require_a_gradient_are_taken_as_they_are():
-    x, y = clusters(50)
-    wanted = x.clone().requires_grad_()
-    assert linear_probe(wanted, y, wanted, y, classes=4, epochs=2, seed=1).train_loss == (
-        linear_probe(x, y, x, y, classes=4, epochs=2, seed=1).train_loss
-    )
-    assert wanted.grad is None
 
 
 @pytest.mark.parametrize(
@@ -207,20 +192,6 @@ def test_bad_features():
     huge = (3e38 / x.abs().max() * x).float()
     with pytest.raises(ValueError, match=r"expected a finite loss, got inf after 1 epochs; features of up to 3e\+38"):
         linear_probe(huge, y, huge, y, classes=4, epochs=1, seed=1)
-
-
-def test_a_loss_that_is_not_finite_any_more_is_told(monkeypatch):
-    data, plain, calls = clusters(50), probe._Regression.epoch, []
-
-    def epoch(self):
-        plain(self)
-        calls.append(None)
-        if len(calls) > 1:
-            self.sums[0] = float("nan")
-
-    monkeypatch.setattr(probe._Regression, "epoch", epoch)
-    with pytest.raises(ValueError, match="expected a finite loss, got nan after 3 epochs"):
-        linear_probe(*data, *data, classes=4, epochs=3, seed=1)
 
 
 @pytest.mark.gpu

@@ -1,4 +1,4 @@
-"""Unpack archives that may be hostile: nothing lands outside the target, nothing is a link, nothing is endless."""
+"""Unpack archives that may be hostile: no file lands outside the target, is a link, or goes beyond a limit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import IO, Protocol
+from typing import IO
 
 from setwise.data.api import DataError
 from setwise.data.fetching.limits import NAME_BYTES, PATH_BYTES, PATH_PARTS, TAR_HEADER, open_plain
@@ -27,14 +27,6 @@ _DAMAGED = (
     # What the standard library's readers also raise on damaged headers, encryption and unknown compression.
     *(ValueError, OverflowError, RuntimeError, IndexError, KeyError, MemoryError),
 )
-
-
-class Readable(Protocol):
-    """What can be read in pieces."""
-
-    def read(self, size: int, /) -> bytes:
-        """Up to ``size`` bytes."""
-        ...
 
 
 @dataclass
@@ -71,7 +63,7 @@ class Writer:
         if PurePosixPath(name).parts:
             self._make(self.target / self.place(name), name)
 
-    def file(self, name: str, stream: Readable, declared: int) -> None:
+    def file(self, name: str, stream: IO[bytes], declared: int) -> None:
         """Copy one file; the size that counts is the number of bytes that come."""
         path = self.place(name)
         if len(self.files) >= self.most_files:

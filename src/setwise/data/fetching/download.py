@@ -10,7 +10,6 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from email.message import Message
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +117,10 @@ def _attempt(url: str, part: Path, notes: Path, most_bytes: int, show: Callable[
             have = 0  # the server sends the whole: it cannot do parts, or the file has changed
         if total is not None and total > most_bytes:
             raise DataError(f"expected at most {most_bytes:,} bytes at {url}, got {total:,}; this is another file")
-        notes.write_text(json.dumps({"url": url, "validator": _validator(response.headers), "total": total}))
+        tag = response.headers.get("ETag")
+        strong = tag and not tag.startswith("W/")  # If-Range takes a strong one, or the date
+        validator = tag if strong else response.headers.get("Last-Modified")
+        notes.write_text(json.dumps({"url": url, "validator": validator, "total": total}))
         with part.open("ab" if have else "wb") as out:
             while True:
                 show(have, total)
@@ -134,12 +136,6 @@ def _attempt(url: str, part: Path, notes: Path, most_bytes: int, show: Callable[
                 out.write(chunk)
     if total is not None and have != total:
         raise _Broken(f"a connection that ended at {have:,} of {total:,} bytes")
-
-
-def _validator(headers: Message) -> str | None:
-    """What If-Range may name: a strong ETag, else the date."""
-    tag = headers.get("ETag")
-    return tag if tag and not tag.startswith("W/") else headers.get("Last-Modified")
 
 
 def _read_notes(notes: Path, url: str) -> dict[str, Any]:

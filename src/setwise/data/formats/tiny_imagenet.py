@@ -35,7 +35,8 @@ def tiny_imagenet(root: Path, split: str, source_path: Path | None = None) -> Im
     """
     check_option(split, SPLITS, "split")
     split = "train" if split == "train" else "val"
-    paths, labels, classes = listing(PUBLISHED.located(root, source_path), split)
+    files, classes = listing(PUBLISHED.located(root, source_path), split)
+    paths = [path for path, _ in files]
 
     def build(partial: Path) -> None:
         np.save(partial / "images.npy", read_images(paths, SIZE, exact=True))
@@ -45,7 +46,7 @@ def tiny_imagenet(root: Path, split: str, source_path: Path | None = None) -> Im
         name="tiny-imagenet",
         split=split,
         images=torch.from_numpy(images),
-        labels=torch.tensor(labels, device="cpu"),
+        labels=torch.tensor([label for _, label in files], device="cpu"),
         classes=classes,
     )
 
@@ -79,66 +80,60 @@ def _images(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if is_image(path)) if folder.is_dir() else []
 
 
-def listing(folder: Path, split: str) -> tuple[list[Path], list[int], tuple[str, ...]]:
-    """The image files of a split ("train" or "val"), their labels, and the classes; raises unless it is complete."""
+def listing(folder: Path, split: str) -> tuple[list[tuple[Path, int]], tuple[str, ...]]:
+    """The files of a split ("train" or "val") with their labels, and the classes; raises unless it is complete."""
     place = find(folder)
     if place is None:
         raise DataError(f"expected {FOLDER} with train/ and val/{ANNOTATIONS} in {folder}, got none; {AGAIN}")
     classes = _classes(place)
     if len(classes) != CLASSES:
         raise DataError(f"expected {CLASSES} class folders in {place / 'train'}, got {len(classes)}; {AGAIN}")
-    return *(_train if split == "train" else _val)(place, classes), classes
+    return (_train if split == "train" else _val)(place, classes), classes
 
 
-def _train(place: Path, classes: tuple[str, ...]) -> tuple[list[Path], list[int]]:
-    paths: list[Path] = []
-    labels: list[int] = []
-    for label, name in enumerate(classes):
-        found = _images(place / "train" / name)
-        if len(found) != TRAIN_PER_CLASS:
-            raise DataError(f"expected {TRAIN_PER_CLASS} images in {place / 'train' / name}, got {len(found)}; {AGAIN}")
-        paths += found
-        labels += [label] * len(found)
-    return paths, labels
+def _in_folders(folder: Path, classes: tuple[str, ...]) -> list[tuple[Path, int]]:
+    """The images that lie in folders of their classes, with their labels."""
+    return [(path, label) for label, name in enumerate(classes) for path in _images(folder / name)]
 
 
-def _val(place: Path, classes: tuple[str, ...]) -> tuple[list[Path], list[int]]:
+def _train(place: Path, classes: tuple[str, ...]) -> list[tuple[Path, int]]:
+    for name in classes:
+        count = len(_images(place / "train" / name))
+        if count != TRAIN_PER_CLASS:
+            raise DataError(f"expected {TRAIN_PER_CLASS} images in {place / 'train' / name}, got {count}; {AGAIN}")
+    return _in_folders(place / "train", classes)
+
+
+def _val(place: Path, classes: tuple[str, ...]) -> list[tuple[Path, int]]:
     if _is_sorted(place):
-        return _sorted_val(place, classes)
-    annotations = place / "val" / ANNOTATIONS
+        found = _in_folders(place / "val", classes)
+        if len(found) != VAL:
+            raise DataError(f"expected {VAL} images in the class folders of {place / 'val'}, got {len(found)}; {AGAIN}")
+        return sorted(found, key=lambda pair: pair[0].name)
+    annotations, folder = place / "val" / ANNOTATIONS, place / "val" / "images"
     with open_plain(annotations, most_bytes=LONGEST_ANNOTATIONS) as stream:
         rows = stream.read(LONGEST_ANNOTATIONS).decode("latin-1").split("\n")
     number = {name: k for k, name in enumerate(classes)}
-    folder = place / "val" / "images"
     present = {path.name for path in folder.iterdir() if is_image(path)} if folder.is_dir() else set()
-    found: dict[str, int] = {}
+    labels: dict[str, int] = {}
     # Bytes, split at \n only: what is no text simply matches no file and no class.
     for line, row in enumerate(rows, start=1):
         if not row.strip():
             continue
         file, label, *_ = [*row.rstrip("\r").split("\t"), "", ""]
         # Only names that the folder itself lists: a row cannot point anywhere else.
-        if file not in present or label not in number or file in found:
+        if file not in present or label not in number or file in labels:
             raise DataError(
                 f"expected line {line} of {annotations} to name an image of {folder} and its class, once, "
                 f"got {row[:80]!r}; {AGAIN}"
             )
-        found[file] = number[label]
-    if len(found) != VAL or len(present) != VAL:
+        labels[file] = number[label]
+    if len(labels) != VAL or len(present) != VAL:
         raise DataError(
             f"expected {VAL} images in {folder}, all of them in {annotations}, "
-            f"got {len(present)} and {len(found)}; {AGAIN}"
+            f"got {len(present)} and {len(labels)}; {AGAIN}"
         )
-    files = sorted(found)
-    return [folder / file for file in files], [found[file] for file in files]
-
-
-def _sorted_val(place: Path, classes: tuple[str, ...]) -> tuple[list[Path], list[int]]:
-    found = [(path, label) for label, name in enumerate(classes) for path in _images(place / "val" / name)]
-    if len(found) != VAL:
-        raise DataError(f"expected {VAL} images in the class folders of {place / 'val'}, got {len(found)}; {AGAIN}")
-    found.sort(key=lambda pair: pair[0].name)
-    return [path for path, _ in found], [label for _, label in found]
+    return [(folder / file, label) for file, label in sorted(labels.items())]
 
 
 def verify(folder: Path) -> None:
