@@ -25,6 +25,7 @@ def pixels(path):
 def test_tiny_imagenet_reads_train_folders_and_val_annotations(small_tiny, tmp_path):
     root = tmp_path / "root"
     (small_tiny / "train" / "notes.txt").write_text("no class")
+    (small_tiny / "train" / ".ipynb_checkpoints").mkdir()
     train = sw.data.load(small_tiny, root)
     val = sw.data.load(small_tiny.parent, root, split="test")
     assert train.classes == val.classes == ("n01", "n02", "n03")
@@ -230,20 +231,18 @@ def test_an_image_of_another_size_is_not_resized(small_tiny, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("split", "lost", "said"),
     [
-        (
-            lambda root: (root / "train" / "n01" / "images" / "n01_0.JPEG").unlink(),
-            "expected 4 images in .*n01, got 3",
-        ),
-        (lambda root: shutil.rmtree(root / "train" / "n02"), "expected 3 class folders in .*train, got 2"),
-        (lambda root: (root / "val" / "images" / "val_3.JPEG").unlink(), "line 4 of .*val_annotations.txt"),
+        ("train", "train/n01/images/n01_0.JPEG", "expected 4 images in .*n01, got 3"),
+        ("train", "train/n02", "expected 3 class folders in .*train, got 2"),
+        ("val", "val/images/val_3.JPEG", "line 4 of .*val_annotations.txt"),
     ],
 )
-def test_incomplete_tiny_imagenets_are_refused(small_tiny, tmp_path, change, said):
-    change(small_tiny)
+def test_incomplete_tiny_imagenets_are_refused(small_tiny, split, lost, said):
+    place = small_tiny / lost
+    shutil.rmtree(place) if place.is_dir() else place.unlink()
     with pytest.raises(DataError, match=said):
-        sw.data.load("tiny-imagenet", small_tiny, split="val" if "line" in said else "train")
+        sw.data.load("tiny-imagenet", small_tiny, split=split)
 
 
 @pytest.mark.parametrize(
@@ -289,9 +288,8 @@ def test_a_folder_of_images(pictures):
 
 
 def test_images_are_resized_on_request_only(pictures):
-    odd = pictures / "train" / "crow" / "9.png"
-    Image.new("L", (20, 5), 90).save(odd)
-    with pytest.raises(DataError, match=r"9.png to be 10x14 \(height x width\) like the others, got 5x20; resize"):
+    Image.new("L", (20, 5), 90).save(pictures / "train" / "crow" / "9.png")
+    with pytest.raises(DataError, match=r"9.png to be 10x14 \(height x width\) like the others, got 5x20"):
         sw.data.load(pictures)
     found = sw.data.load(pictures, size=(8, 6))
     assert found.images.shape == (7, 3, 8, 6)
@@ -299,9 +297,6 @@ def test_images_are_resized_on_request_only(pictures):
         expected = np.array(image.resize((6, 8), Image.Resampling.BILINEAR))
     assert np.array_equal(found.images[0].permute(1, 2, 0).numpy(), expected)
     assert (found.images[6] == 90).all()
-
-
-def test_one_number_is_both_sides(pictures):
     square = sw.data.load(pictures, size=(8, 8)).images
     for size in (8, [8, 8], np.int64(8)):
         assert torch.equal(sw.data.load(pictures, size=size).images, square)
@@ -312,21 +307,20 @@ def test_one_number_is_both_sides(pictures):
 
 
 def test_folders_that_are_no_data_set(pictures, tmp_path):
-    with pytest.raises(DataError, match="got no such file or folder; give the path where it is now, by --data"):
-        sw.data.load(tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match=r"expected CIFAR, tiny-ImageNet, CUHK-03 or train/CLASS.* got none of them"):
-        sw.data.load(tmp_path / "empty")
     (tmp_path / "set.tar.gz").write_bytes(b"x")
-    with pytest.raises(DataError, match="unpack it: `setwise data fetch NAME --source"):
-        sw.data.load(tmp_path / "set.tar.gz")
+    for name, said in (("nowhere", "no such file"), ("empty", "got none of them"), ("set.tar.gz", "unpack it")):
+        with pytest.raises(DataError, match=said):
+            sw.data.load(tmp_path / name)
+    with pytest.raises(DataError, match="give the path"):
+        sw.data.load("image-folder")
     (pictures / "val" / "dodo").mkdir()
     with pytest.raises(DataError, match="got 'dodo' in .*val too"):
         sw.data.load(pictures, split="val")
     for file in pictures.glob("val/*/*"):
         file.unlink()
     (pictures / "val" / "dodo").rmdir()
-    with pytest.raises(DataError, match=r"expected images as .*val/CLASS/\*.png or \*.jpg, got none"):
+    with pytest.raises(DataError, match="expected images as .*val/CLASS"):
         sw.data.load(pictures, split="val")
 
 
@@ -338,9 +332,7 @@ def test_a_class_of_which_nothing_is_read_is_refused(pictures, split):
             path.rename(path.with_suffix(".webp"))
     (folder / "LICENSE").write_text("")
     (folder / ".DS_Store").write_text("")
-    with pytest.raises(
-        DataError, match=rf"files in .*{split}/crow, got only \(no ending\), .txt, .webp; convert .*your-data#folder"
-    ):
+    with pytest.raises(DataError, match=rf"files in .*{split}/crow, got only \(no ending\), .txt, .webp"):
         sw.data.load(pictures, split=split)
     for path in folder.iterdir():
         path.unlink()

@@ -9,11 +9,6 @@ import setwise as sw
 from setwise.data import DataError
 
 
-def test_hidden_folders_are_no_classes_of_tiny_imagenet(small_tiny, tmp_path):
-    (small_tiny / "train" / ".ipynb_checkpoints").mkdir()
-    assert sw.data.load(small_tiny, tmp_path / "root").classes == ("n01", "n02", "n03")
-
-
 @pytest.mark.parametrize("inside", ["", "images"])
 @pytest.mark.parametrize("annotated", [True, False])
 def test_tiny_imagenet_with_val_sorted_into_classes_is_the_same(small_tiny, tmp_path, inside, annotated):

@@ -109,7 +109,7 @@ def _install(published: Published, source: Path, place: Path, md5: str | None) -
     try:
         writer = Writer(partial, published.most_bytes, published.most_files, source)
         if source.is_dir():
-            copy_folder(source, published.found(source), writer)
+            copy_folder(source, published.place_in(source), writer)
         else:
             _check_md5(published, source, md5)
             if source.suffix == ".mat" and published.find(source):
@@ -118,7 +118,7 @@ def _install(published: Published, source: Path, place: Path, md5: str | None) -
             else:
                 unpack(source, writer)
         try:
-            published.found(partial)
+            published.place_in(partial)
             published.verify(partial)
         except DataError as error:
             raise DataError(str(error).replace(str(partial), str(source))) from error
@@ -212,9 +212,9 @@ def check(name: str, root: str | os.PathLike[str] | None = None) -> Report:
 def _read_manifest(path: Path, name: str) -> dict[str, tuple[int, str]]:
     try:
         with open_plain(path, most_bytes=MANIFEST_FILE) as file:
-            found = json.loads(file.read(MANIFEST_FILE))
-        files = {str(file): (int(size), str(digest)) for file, (size, digest) in found["files"].items()}
-        usable = found["version"] == VERSION and found["name"] == name
+            manifest = json.loads(file.read(MANIFEST_FILE))
+        files = {str(file): (int(size), str(digest)) for file, (size, digest) in manifest["files"].items()}
+        usable = manifest["version"] == VERSION and manifest["name"] == name
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise DataError(
             f"expected the manifest of {name} in {path}, got {error!r}; fetch it again with --force"

@@ -37,13 +37,13 @@ def load(
         >>> digits.images.shape, digits.images.dtype, len(digits.classes)
         (torch.Size([500, 1, 8, 8]), torch.uint8, 10)
     """
-    found = _read(name, root, split, _options(options, size, boxes))
-    if isinstance(found, MatchedSet):
+    data = _read(name, root, split, _options(options, size, boxes))
+    if isinstance(data, MatchedSet):
         check_option(split, PARTS, "split")
-        return found.part(split, seed=seed or 0).labelled()
+        return data.part(split, seed=seed or 0).labelled()
     if seed is not None:
-        raise ValueError(f"expected seed=None for {found.name}, got {seed!r}; only a matched set is split by a seed")
-    return found
+        raise ValueError(f"expected seed=None for {data.name}, got {seed!r}; only a matched set is split by a seed")
+    return data
 
 
 def load_matched(
@@ -69,12 +69,12 @@ def load_matched(
         (194, torch.Size([1, 8, 4]))
     """
     check_option(split, PARTS, "split")
-    found = _read(name, root, "train", _options(options, size, boxes))
-    if isinstance(found, ImageSet):
-        found = replace(matched_halves(found, instances=instances, seed=seed), split="all")
+    data = _read(name, root, "train", _options(options, size, boxes))
+    if isinstance(data, ImageSet):
+        data = replace(matched_halves(data, instances=instances, seed=seed), split="all")
     elif instances is not None:
-        raise ValueError(f"expected instances=None for {found.name}, which has its own identities, got {instances}")
-    return found.part(split, seed=seed)
+        raise ValueError(f"expected instances=None for {data.name}, which has its own identities, got {instances}")
+    return data.part(split, seed=seed)
 
 
 def halves_to_spare(name: str | os.PathLike[str]) -> bool:
@@ -108,9 +108,9 @@ def _read(
     source, path = _source(name)
     entry = register.data[source]
     where = {} if path is None else {"source_path": path}
-    found = entry.make(root_of(root), split, **where, **entry.fill(options))
-    if not isinstance(found, (ImageSet, MatchedSet)):
+    data = entry.make(root_of(root), split, **where, **entry.fill(options))
+    if not isinstance(data, (ImageSet, MatchedSet)):
         raise ValueError(
-            f"expected the data source {source!r} to give a setwise.data.ImageSet, got {type(found).__name__}"
+            f"expected the data source {source!r} to give a setwise.data.ImageSet, got {type(data).__name__}"
         )
-    return found
+    return data

@@ -72,7 +72,7 @@ def check_and_tell(name: str, root: Path | None) -> bool:
             soft_wrap=True,
         )
     for split in ("train", "test"):
-        found = load(name, root, split=split)
-        shape = "x".join(map(str, found.images.shape[1:]))
-        console.print(f"{found.split}: {len(found):,} images of {shape}, {len(found.classes)} classes")
+        data = load(name, root, split=split)
+        shape = "x".join(map(str, data.images.shape[1:]))
+        console.print(f"{data.split}: {len(data):,} images of {shape}, {len(data.classes)} classes")
     return True

@@ -148,7 +148,7 @@ def match_quadratic(
     check_number(weight, "weight")
     n = len(z_a)
     s, s_a, s_b = (scores(x, y, similarity=similarity) for x, y in ((z_a, z_b), (z_a, z_a), (z_b, z_b)))
-    linear = found = _cheapest(-s.numpy())
+    linear = assignment = _cheapest(-s.numpy())
     if weight and n > 1:
         order = _random_order(n)
         own = torch.outer(s_a.diagonal(), s_b.diagonal())
@@ -160,16 +160,16 @@ def match_quadratic(
             method="faq",
             initial=torch.from_numpy(np.argsort(order)[linear]),
         )
-        found = order[solution.permutation.numpy()]
+        assignment = order[solution.permutation.numpy()]
 
     def objective(p: Ints) -> float:
         return float(quadratic_objective(weight / n * s_a, s_b, torch.from_numpy(p), s))
 
-    found = max(linear, found, key=objective)  # as good to the last digit
+    assignment = max(linear, assignment, key=objective)  # as good to the last digit
     return QuadraticMatching(
-        assignment=torch.from_numpy(found),
-        accuracy=_accuracy(found),
-        objective=objective(found),
+        assignment=torch.from_numpy(assignment),
+        accuracy=_accuracy(assignment),
+        objective=objective(assignment),
         linear_accuracy=_accuracy(linear),
         linear_objective=objective(linear),
     )
@@ -192,8 +192,8 @@ def choose_weight(
         check_number(weight, "weights")
 
     def mean_accuracy(weight: float) -> float:
-        found = [match_quadratic(*pair, weight=weight, similarity=similarity).accuracy for pair in sets]
-        return round(math.fsum(found) / len(found), 12)  # 0.1 + 0.3 and 0.2 + 0.2 are a tie
+        accuracies = [match_quadratic(*pair, weight=weight, similarity=similarity).accuracy for pair in sets]
+        return round(math.fsum(accuracies) / len(accuracies), 12)  # 0.1 + 0.3 and 0.2 + 0.2 are a tie
 
     return float(max(sorted(weights), key=mean_accuracy))
 
@@ -246,17 +246,17 @@ def _greedy(costs: Floats) -> Ints:
     are taken at once. Of equal ones the first row is taken, and for it the first column; then at least one pair is.
     """
     n = len(costs)
-    found = np.empty(n, dtype=np.int64)
+    assignment = np.empty(n, dtype=np.int64)
     rows, columns = np.arange(n), _random_order(n)
     left = costs[:, columns]
     while len(rows):
         nearest = left.argmin(1)
         mutual = left.argmin(0)[nearest] == np.arange(len(rows))
-        found[rows[mutual]] = columns[nearest[mutual]]
+        assignment[rows[mutual]] = columns[nearest[mutual]]
         free = np.ones(len(columns), dtype=bool)
         free[nearest[mutual]] = False
         rows, columns, left = rows[~mutual], columns[free], left[~mutual].compress(free, 1)
-    return found
+    return assignment
 
 
 def _pairs(s: Tensor) -> Tensor:

@@ -12,7 +12,6 @@ import struct
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import IO
@@ -131,22 +130,15 @@ def copy_folder(source: Path, part: Path, writer: Writer) -> None:
 
     Hidden are an earlier manifest, decoded images, locks. Other data sets and archives may lie beside ``part``.
     """
-    for path in _walk(part):
+    for path in sorted(part.rglob("*")):
+        hidden = any(name.startswith(".") for name in path.relative_to(part).parts)
+        if hidden or (path.is_dir() and not path.is_symlink()):
+            continue
         name = path.relative_to(source).as_posix()
         if not stat.S_ISREG(path.lstat().st_mode):
             raise DataError(f"expected plain files in {source}, got {name!r}, a link or device; copy what it points to")
         with open_plain(path) as stream:
             writer.file(name, stream, os.fstat(stream.fileno()).st_size)
-
-
-def _walk(folder: Path) -> Iterator[Path]:
-    for path in sorted(folder.iterdir()):
-        if path.name.startswith("."):
-            continue
-        if path.is_dir() and not path.is_symlink():
-            yield from _walk(path)
-        else:
-            yield path
 
 
 class _Capped:

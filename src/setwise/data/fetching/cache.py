@@ -42,13 +42,13 @@ def cached(
     key = f"{name}-{hashlib.sha256(os.fsencode(place.resolve())).hexdigest()[:8]}"
     full, folders = f"{key}-{signature(sources)}", _folders(root)
     for folder in folders:
-        if (found := _open(folder / full, arrays)) is not None:
-            return found
+        if (stored := _open(folder / full, arrays)) is not None:
+            return stored
     for folder in folders:
-        with ExitStack() as held:
+        with ExitStack() as stack:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
-                held.enter_context(locked(folder / f"{key}.lock", option=OPTION, wait=True))
+                stack.enter_context(locked(folder / f"{key}.lock", option=OPTION, wait=True))
             except (OSError, Taken):  # it cannot be written, or has no locks
                 continue
             return _build(folder / full, key, arrays, build)
@@ -74,8 +74,8 @@ def _folders(root: Path) -> list[Path]:
 
 def _build(place: Path, key: str, arrays: tuple[str, ...], build: Callable[[Path], None]) -> list[npt.NDArray[Any]]:
     """Build into ``place``, unless another process just did."""
-    if (found := _open(place, arrays)) is not None:
-        return found
+    if (stored := _open(place, arrays)) is not None:
+        return stored
     for stale in (*place.parent.glob(f"{key}-*"), *place.parent.glob(f".{key}-*")):
         shutil.rmtree(stale, ignore_errors=True)
     partial = place.with_name(f".{key}-partial")
@@ -94,9 +94,9 @@ def _build(place: Path, key: str, arrays: tuple[str, ...], build: Callable[[Path
 
 
 def _complete(place: Path, arrays: tuple[str, ...]) -> list[npt.NDArray[Any]]:
-    if (found := _open(place, arrays)) is None:
+    if (stored := _open(place, arrays)) is None:
         raise OSError(f"expected {', '.join(arrays)} in {place} after decoding, got damaged files; is the disk full?")
-    return found
+    return stored
 
 
 def _open(place: Path, arrays: tuple[str, ...]) -> list[npt.NDArray[Any]] | None:

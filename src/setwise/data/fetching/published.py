@@ -45,7 +45,7 @@ class Published:
         """The folder that has it: root/NAME, by ``fetch`` or by hand, or root itself."""
         return next((place for place in (root / self.name, root) if place.is_dir() and self.find(place)), None)
 
-    def found(self, path: Path) -> Path:
+    def place_in(self, path: Path) -> Path:
         """What ``find`` gives; raises where that is None."""
         place = self.find(path)
         if place is None:

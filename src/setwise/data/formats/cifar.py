@@ -104,18 +104,18 @@ def cifar100(root: Path, split: str, source_path: Path | None = None) -> ImageSe
 
 def find(name: str, folder: Path) -> Path | None:
     """Where the batches are, at or directly below ``folder``; the binary ones before the python ones."""
-    found = _find(SPECS[name], folder)
-    return found[0] if found else None
+    batches = _find(SPECS[name], folder)
+    return batches[0] if batches else None
 
 
 def read(name: str, folder: Path, split: str) -> ImageSet:
-    """One split, read from the layout found at or below ``folder``."""
+    """One split, read from the batches at or below ``folder``."""
     check_option(split, SPLITS, "split")
     spec = SPECS[name]
-    found = _find(spec, folder)
-    if found is None:
+    batches = _find(spec, folder)
+    if batches is None:
         raise DataError(f"expected {' or '.join(spec.folders.values())} in {folder}, got neither")
-    place, layout = found
+    place, layout = batches
     count, files = spec.records[split], _files(spec, split, layout)
     # One array for all batches, filled one by one: the peak is one batch above what is returned.
     images = np.empty((count * len(files), PIXELS), np.uint8)

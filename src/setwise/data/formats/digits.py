@@ -24,10 +24,10 @@ def digits(root: Path, split: str) -> ImageSet:
     """
     check_option(split, ("train", "test"), "split")
     # Here: it takes half a second to import.
-    found = imported("sklearn.datasets", "scikit-learn", see("how-to/your-data#by-name")).load_digits()
-    order = torch.randperm(len(found.target), generator=torch.Generator().manual_seed(0), device="cpu")
-    images = torch.from_numpy(np.rint(found.images * (255 / BRIGHTEST)).astype(np.uint8))[order].unsqueeze(1)
-    labels = torch.from_numpy(found.target.astype(np.int64))[order]
+    dataset = imported("sklearn.datasets", "scikit-learn", see("how-to/your-data#by-name")).load_digits()
+    order = torch.randperm(len(dataset.target), generator=torch.Generator().manual_seed(0), device="cpu")
+    images = torch.from_numpy(np.rint(dataset.images * (255 / BRIGHTEST)).astype(np.uint8))[order].unsqueeze(1)
+    labels = torch.from_numpy(dataset.target.astype(np.int64))[order]
     rows = slice(TRAIN) if split == "train" else slice(TRAIN, None)
     values = images[:TRAIN].long()  # sums of integers are the same with any number of threads
     mean, square = (x.sum().item() / (255**power * x.numel()) for power, x in ((1, values), (2, values * values)))

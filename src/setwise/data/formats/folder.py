@@ -48,9 +48,9 @@ def image_folder(root: Path, split: str, source_path: Path | None = None, *, siz
     for place in _class_folders(folder / split):
         if place.name not in number:
             raise DataError(f"expected the classes of {folder / 'train'}, got {place.name!r} in {folder / split} too")
-        found = _images(place, empty=split != "train")
-        paths += found
-        labels += [number[place.name]] * len(found)
+        files = _images(place, empty=split != "train")
+        paths += files
+        labels += [number[place.name]] * len(files)
     if not paths:
         raise DataError(
             f"expected images as {folder / split}/CLASS/*.png or *.jpg, got none; {see('how-to/your-data#folder')}"
@@ -77,8 +77,8 @@ def _images(place: Path, *, empty: bool = False) -> list[Path]:
             f"expected the images of a class in {place} itself, got {inner} there; move such images up, or their "
             f"folder beside the other classes, {see('how-to/your-data#folder')}"
         )
-    if found := sorted(path for path in place.iterdir() if is_image(path)):
-        return found
+    if files := sorted(path for path in place.iterdir() if is_image(path)):
+        return files
     others = [path for path in place.iterdir() if path.is_file() and not path.name.startswith(".")]
     if empty and not others:
         return []

@@ -70,8 +70,8 @@ def _is_sorted(place: Path) -> bool:
 
 
 def _classes(place: Path) -> tuple[str, ...]:
-    found = (path for path in (place / "train").iterdir() if path.is_dir() and not path.name.startswith("."))
-    return tuple(sorted(path.name for path in found))
+    folders = (path for path in (place / "train").iterdir() if path.is_dir() and not path.name.startswith("."))
+    return tuple(sorted(path.name for path in folders))
 
 
 def _images(folder: Path) -> list[Path]:
@@ -106,10 +106,10 @@ def _train(place: Path, classes: tuple[str, ...]) -> list[tuple[Path, int]]:
 
 def _val(place: Path, classes: tuple[str, ...]) -> list[tuple[Path, int]]:
     if _is_sorted(place):
-        found = _in_folders(place / "val", classes)
-        if len(found) != VAL:
-            raise DataError(f"expected {VAL} images in the class folders of {place / 'val'}, got {len(found)}; {AGAIN}")
-        return sorted(found, key=lambda pair: pair[0].name)
+        files = _in_folders(place / "val", classes)
+        if len(files) != VAL:
+            raise DataError(f"expected {VAL} images in the class folders of {place / 'val'}, got {len(files)}; {AGAIN}")
+        return sorted(files, key=lambda pair: pair[0].name)
     annotations, folder = place / "val" / ANNOTATIONS, place / "val" / "images"
     with open_plain(annotations, most_bytes=LONGEST_ANNOTATIONS) as stream:
         rows = stream.read(LONGEST_ANNOTATIONS).decode("latin-1").split("\n")
