@@ -35,17 +35,6 @@ def test_sample_by_sample_as_scikit_learn(k, temperature):
     assert knn_accuracy(*train, *test, classes=5, k=(k,), temperature=temperature) == {k: pytest.approx(accuracy)}
 
 
-def test_by_hand():
-    # Cosines with (1, 0): 1 for class 0, 0.8 twice for class 1; exp(1/T) > 2 exp(0.8/T) where T < 0.2 / log 2.
-    train_x = torch.tensor([[2.0, 0.0], [0.8, 0.6], [4.0, -3.0], [-1.0, 0.0]])
-    train_y = torch.tensor([0, 1, 1, 1])
-    query, label = torch.tensor([[5.0, 0.0]]), torch.tensor([0])
-    edge = 0.2 / math.log(2)
-    for temperature, expected in ((0.99 * edge, 1.0), (1.01 * edge, 0.0)):
-        found = knn_accuracy(train_x, train_y, query, label, classes=2, k=(1, 3), temperature=temperature)
-        assert found == {1: 1.0, 3: expected}
-
-
 def test_the_temperature_is_a_tenth():
     # One neighbour is the query itself; two of another class outvote it once they are nearer than 0.1 log 2.
     query, label, train_y = torch.tensor([[1.0, 0.0]]), torch.tensor([0]), torch.tensor([0, 1, 1])

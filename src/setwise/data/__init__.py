@@ -1,4 +1,4 @@
-"""Data sets in one form, from files that nobody has to trust.
+"""Data sets in one form, read from files that need not be trusted.
 
 api.py         the two forms, and what a source promises
 formats/       one file for each layout: it registers its source

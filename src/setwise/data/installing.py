@@ -2,8 +2,8 @@
 
 root/NAME/                 an installed data set, with its manifest
 root/.NAME.lock            held while one is being installed
-root/.NAME-partial/        being unpacked; never looked at, removed by the next installation
-root/.downloads/           what has come of a download so far
+root/.NAME-partial/        being unpacked; nothing reads it, the next installation removes it
+root/.downloads/           unfinished downloads
 root/.decoded/             images decoded once, if it can be written: see fetching/cache.py
 """
 

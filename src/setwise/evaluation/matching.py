@@ -3,9 +3,8 @@
 A cost is minus a score of ``setwise.similarity``: the distance itself for Euclidean measures, minus the similarity
 for cosine. Everything is computed in float64 on the CPU, without gradients.
 
-Ties never help. Assignments look at the columns in a fixed random order, so that between equal ones they know nothing
-of the truth: an encoder that maps all items to one point gets about 1/N right, not all of them. Ranks count every
-column that is as near as the true one as nearer.
+Ties never help. Assignments take the columns in a fixed random order: an encoder that maps all items to one point gets
+about 1/N right, not all. Ranks count a column that is as near as the true one as nearer.
 """
 
 from __future__ import annotations
@@ -62,10 +61,9 @@ class Matching:
 
     @cached_property
     def margin(self) -> float:
-        """By how much the second-best assignment costs more than the best: 0 where that is not unique (to rounding).
+        """How much more the second-best assignment costs than the best: 0 where the best is not unique (to rounding).
 
-        Exact. Infinite for N = 1, which has one assignment only. Computed when first asked for, from shortest paths:
-        0.02 to 0.08 s for N = 1,000.
+        Exact; infinite for N = 1. Computed from shortest paths when first used: 0.02 to 0.08 s for N = 1,000.
         """
         return _margin(self.costs.numpy(), self.assignment.numpy())
 
@@ -91,9 +89,8 @@ def match(z_a: Tensor, z_b: Tensor, *, similarity: Similarity = "euclidean") -> 
 
         min_{Y in Pi} tr(C Y^T),    C = -scores
 
-    ``z_a``, ``z_b`` [N, E] are the two views of the same N items in the same order, on any device. Permuting both sets
-    alike permutes the result; scaling both changes nothing but the costs. Exact, O(N^3) at worst: N = 1,000, E = 64
-    takes 0.06 s on one core where most rows come out right, 0.1 s where none do.
+    ``z_a``, ``z_b`` [N, E] are the two views of the same N items in the same order, on any device. Exact, O(N^3) at
+    worst: N = 1,000, E = 64 takes 0.06 s on one core where most rows come out right, 0.1 s where none do.
 
     Examples:
         >>> a = torch.tensor([[0.0], [1.0], [2.0]])
@@ -232,8 +229,8 @@ def _cheapest(costs: Floats) -> Ints:
     """The column of each row [N] in the cheapest assignment."""
     order = _random_order(len(costs))
     shuffled = costs[:, order]
-    # What a column costs every row changes no choice, but half of the solver's work is to find that out: columns near
-    # to everything would be taken and taken back.
+    # What a column costs every row changes no choice. Without it the solver has half the work: it would take columns
+    # that are near to everything, and give them back.
     shuffled -= (shuffled - shuffled.min(1, keepdims=True)).min(0)
     cheapest: Ints = order[solve_linear(torch.from_numpy(shuffled)).numpy()]
     return cheapest

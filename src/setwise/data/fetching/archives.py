@@ -30,7 +30,7 @@ _DAMAGED = (
 
 @dataclass
 class Writer:
-    """Writes files below ``target``, new ones only, within a budget, and remembers what it wrote."""
+    """Writes new files below ``target``, within limits, and keeps their sizes and checksums."""
 
     target: Path
     most_bytes: int
@@ -142,7 +142,7 @@ def copy_folder(source: Path, part: Path, writer: Writer) -> None:
 
 
 class _Capped:
-    """A stream that ends in an error after ``most`` bytes; headers count, so a bomb cannot hide in them."""
+    """A stream with a limit. Headers count, so that a bomb cannot hide in them."""
 
     def __init__(self, stream: IO[bytes] | gzip.GzipFile, writer: Writer) -> None:
         self.stream, self.writer = stream, writer

@@ -22,7 +22,7 @@ FOLDER = ".decoded"
 
 
 def signature(sources: Iterable[Path]) -> str:
-    """A word that changes when a source file is added, removed, renamed, resized or written to."""
+    """A short text that changes when a source file is added, removed, renamed, resized or written to."""
     digest = hashlib.sha256()
     for path in sources:
         stat = path.stat()

@@ -1,8 +1,8 @@
 """Decode cuhk-03.mat in a process of its own: ``python cuhk03_mat.py MAT BOXES HEIGHT WIDTH OUT``.
 
-The HDF5 library is C code that trusts the file. A damaged one may take it down or keep it busy for ever; then this
-process ends, and not the one that wanted the images. It is run as a file and imports nothing of the package, which
-would cost it seconds. Exit status 3 and one line on stderr say what is wrong with the file, 4 with writing to OUT.
+The HDF5 library is C code that trusts the file. A damaged file may crash it or keep it busy for ever; then this
+process ends, not the caller's. It imports nothing of the package, which would take seconds. One line on stderr says
+what is wrong: with the file (exit status 3) or with writing to OUT (4).
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def convert(mat: Path, boxes: str, size: tuple[int, int]) -> dict[str, Any]:
 
 
 def end_with_parent() -> None:
-    """Ask Linux to end this process, whatever it is at, when its parent, which holds standard input open, is gone."""
+    """Ask Linux to end this process when its parent, which holds standard input open, is gone."""
     import fcntl
 
     fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())

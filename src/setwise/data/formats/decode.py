@@ -1,4 +1,4 @@
-"""PNG and JPEG files to arrays, with Pillow; whatever is wrong with a file is an error that names it."""
+"""Read PNG and JPEG files with Pillow. An error names the file and what is wrong with it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def read_image(path: Path, size: tuple[int, int] | None = None) -> npt.NDArray[n
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    """The Pillow image in a file, of which only the header is read, and within the limits; not yet its pixels."""
+    """Open an image within the limits. Only its header is read here, not its pixels."""
     from PIL import Image
 
     try:
@@ -104,7 +104,7 @@ def read_images(paths: Sequence[Path], size: tuple[int, int] | None, *, exact: b
         task = bar.add_task("decoding images", total=len(paths))
         for k, path in enumerate(paths):
             with _opened(path) as image:
-                # One of another size is known by its header. One that lies on its side may be of the same.
+                # The header tells another number of pixels. A photo on its side has the same number.
                 decode = resize is not None or image.width * image.height == size[0] * size[1]
                 pixels = to_array(image, resize) if decode else None
                 shape = image.size[::-1] if pixels is None else pixels.shape[:2]
@@ -119,7 +119,7 @@ def read_images(paths: Sequence[Path], size: tuple[int, int] | None, *, exact: b
 
 
 def _room(count: int, pixels: int) -> npt.NDArray[np.uint8]:
-    """Memory for RGB images [N, 3, pixels], if there is as much."""
+    """Memory for RGB images [N, 3, pixels]; raises if there is not enough."""
     needed, most = 3 * count * pixels, set_bytes()
     limit = f"{most:,} bytes of memory"
     try:
