@@ -1,7 +1,6 @@
 """Random and mutated bytes: readers raise DataError or read; they write nothing outside their root and always end."""
 
 import gzip
-import hashlib
 import io
 import shutil
 import tarfile
@@ -22,7 +21,6 @@ from setwise.data import DataError
 from setwise.data.fetching.archives import Writer, unpack
 from setwise.data.formats import cifar, tiny_imagenet
 from setwise.data.formats.decode import read_image
-from setwise.data.formats.pickles import read_batch
 
 FUZZ = settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 FEW = settings(FUZZ, max_examples=15)  # each of these starts a process
@@ -77,23 +75,6 @@ def box():
         jail = Path(place) / "jail"
         make.intact = intact
         yield make
-
-
-BATCH = {
-    "batch_label": "x",
-    "labels": [1, 2, 300],
-    "data": np.arange(30, dtype=np.uint8).reshape(3, 10),
-    "filenames": ["a"],
-}
-
-
-@FUZZ
-@given(st.data())
-def test_pickles(make, box, data):
-    path, whole = box() / "batch", make.python2_pickle(BATCH)
-    path.write_bytes(data.draw(mutated(whole)))
-    found = read_or_refuse(lambda: read_batch(path, hashlib.md5(whole).hexdigest()), path)
-    assert (found is not None) == (path.read_bytes() == whole)
 
 
 SMALL = replace(cifar.CIFAR100, records={"train": 3, "test": 2}, digests={})

@@ -17,6 +17,7 @@ from setwise.data.api import DataError, ImageSet
 from setwise.data.fetching.published import MB, Archive, Published, file_digest
 from setwise.data.formats.pickles import read_batch
 
+TORONTO = "https://www.cs.toronto.edu/~kriz"
 SPLITS = ("train", "test")
 PIXELS = 3 * 32 * 32
 Layout = Literal["binary", "python"]
@@ -47,6 +48,7 @@ class Spec:
     records: dict[str, int]  # images in one file of each split
     label_bytes: int  # in a binary record; the last of them is the (fine) label
     label_key: str  # in a python batch
+    archives: tuple[Archive, ...]
     digests: dict[str, str]  # of the makers' files: MD5 of the python, SHA-1 of the binary ones
 
 
@@ -60,6 +62,10 @@ CIFAR10 = Spec(
     records={"train": 10_000, "test": 10_000},
     label_bytes=1,
     label_key="labels",
+    archives=(
+        Archive(f"{TORONTO}/cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530"),
+        Archive(f"{TORONTO}/cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a"),
+    ),
     digests={
         "data_batch_1": "c99cafc152244af753f735de768cd75f",
         "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
@@ -85,6 +91,10 @@ CIFAR100 = Spec(
     records={"train": 50_000, "test": 10_000},
     label_bytes=2,
     label_key="fine_labels",
+    archives=(
+        Archive(f"{TORONTO}/cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8"),
+        Archive(f"{TORONTO}/cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85"),
+    ),
     digests={"train": "16019d7e3df5f24257cddd939b257f8d", "test": "f0ef6b0ae62326f3e7ffdfab6717acfc"},
 )
 SPECS = {spec.name: spec for spec in (CIFAR10, CIFAR100)}
@@ -103,7 +113,7 @@ def cifar100(root: Path, split: str, source_path: Path | None = None) -> ImageSe
 
 
 def find(name: str, folder: Path) -> Path | None:
-    """Where the batches are, at or directly below ``folder``; the binary ones before the python ones."""
+    """Where the batches are, at or directly below ``folder``."""
     batches = _find(SPECS[name], folder)
     return batches[0] if batches else None
 
@@ -155,6 +165,7 @@ def _again(spec: Spec) -> str:
 
 
 def _find(spec: Spec, folder: Path) -> tuple[Path, Layout] | None:
+    """Their place and layout, binary before python."""
     layouts: tuple[Layout, ...] = ("binary", "python")
     for layout in layouts:
         for place in (folder / spec.folders[layout], folder):
@@ -182,18 +193,7 @@ def _read_python(path: Path, spec: Spec) -> tuple[npt.NDArray[np.uint8], npt.NDA
     return batch[b"data"], np.array(batch[spec.label_key.encode()], np.int64)
 
 
-_TORONTO = "https://www.cs.toronto.edu/~kriz"
-_ARCHIVES = {
-    "cifar10": (
-        Archive(f"{_TORONTO}/cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530"),
-        Archive(f"{_TORONTO}/cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a"),
-    ),
-    "cifar100": (
-        Archive(f"{_TORONTO}/cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8"),
-        Archive(f"{_TORONTO}/cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85"),
-    ),
-}
 PUBLISHED = {
-    name: Published(name, partial(find, name), 170 * MB, partial(verify, name), archives)
-    for name, archives in _ARCHIVES.items()
+    name: Published(name, partial(find, name), 170 * MB, partial(verify, name), spec.archives)
+    for name, spec in SPECS.items()
 }
