@@ -38,7 +38,9 @@ class Parts:
         self.channels, *size = data.images.shape[1:]
         self.samples = len(data)
         self.classes = len(data.classes) if isinstance(data, ImageSet) else 0
-        self.encoder = create_encoder(recipe.encoder.name, channels=self.channels, **recipe.encoder.options)
+        self.encoder = create_encoder(
+            recipe.encoder.name, channels=self.channels, image_size=(size[0], size[1]), **recipe.encoder.options
+        )
         self.features = int(self.encoder.features)  # type: ignore[arg-type]
         least = int(getattr(self.encoder, "least", 1))
         if min(size) < least:
