@@ -30,7 +30,7 @@ from setwise.recipe import Recipe
 from setwise.training import checkpoint, loop
 from setwise.training.engine import Engine
 from setwise.training.errors import Interrupted
-from setwise.training.loop import How, train
+from setwise.training.loop import RunOptions, train
 from setwise.training.processes import join, leave, share_norms
 
 CPU = torch.device("cpu")
@@ -175,7 +175,7 @@ def loops(processes: Processes, folder: Path) -> dict[str, object]:
     """The loop, where for the second process alone it is time to stop, later for both; and to save, or to look."""
     loop.AGREE_STEPS, loop.LOOK_SECONDS = 2, 1e9 if processes.first else 0.0
     recipe = Recipe.read(TREES["supervised"] | {"batch": 20, "precision": "float64", "epochs": 2})
-    how = How(CPU, True, processes, checkpoint_seconds=1e9 if processes.first else 0.0)
+    how = RunOptions(CPU, True, processes, checkpoint_seconds=1e9 if processes.first else 0.0)
     saved, save, step = [], checkpoint.save, Engine.step
     checkpoint.save = lambda path, it: (saved.append((it.epoch, it.step)), save(path, it))
 
