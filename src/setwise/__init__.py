@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = [
     "PRESETS",
     "AssignmentLoss",
+    "Batch",
     "InfoNCE",
     "Matching",
     "Method",

@@ -224,7 +224,7 @@ class TwoRates(methods.Supervised):
 def test_groups_have_their_own_rates_and_decays(digits, monkeypatch):
     len(register.method)
     monkeypatch.setattr(register.method, "_entries", dict(register.method._entries))
-    register.method("two-rates", about="A test's.")(lambda parts: TwoRates(parts.encoder, 64, 10, parts.views))
+    register.method("two-rates", about="A test's.")(TwoRates)
     sgd = {"name": "sgd", "lr": 0.05, "momentum": 0.8, "weight_decay": 0.7}
     tree = {"method": "two-rates", "optimizer": sgd, "schedule": "cosine", "epochs": 2, "batch": 100, "views": "none"}
     recipe = Recipe.read(tree | {"precision": "float64"})

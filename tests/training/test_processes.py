@@ -59,7 +59,7 @@ class BYOL(methods.Method):
         for slow, fast in zip(self.target.parameters(), self.encoder.parameters(), strict=True):
             slow.lerp_(fast, 0.1 * (1 - step / total).to(slow))
 
-    def share(self, peers):
+    def share(self, processes):
         pass
 
 
@@ -80,14 +80,14 @@ class Probe(methods.Method):
         features = self.encoder(batch.images.to(batch.dtype) / 255)
         return {"loss": nn.functional.cross_entropy(self.classifier(features), batch.labels)}
 
-    def share(self, peers):
+    def share(self, processes):
         pass
 
 
 class Silent(methods.Method):
     """Compares the samples of a batch, and says nothing of many processes."""
 
-    peers = None
+    processes = None
 
     def __init__(self, parts):
         super().__init__()
@@ -95,15 +95,15 @@ class Silent(methods.Method):
 
     def forward(self, batch):
         z = self.encoder(batch.images.flatten(1).to(batch.dtype))
-        z = z if self.peers is None else self.peers.gather(z)
+        z = z if self.processes is None else self.processes.gather(z)
         return {"loss": torch.cov(z.T).square().mean().log()}
 
 
 class Gathering(Silent):
     """The same, but it gathers them."""
 
-    def share(self, peers):
-        self.peers = peers
+    def share(self, processes):
+        self.processes = processes
 
 
 OWN = {"byol": BYOL, "probe": Probe, "silent": Silent, "gathering": Gathering}

@@ -118,7 +118,7 @@ class Momentum(methods.Supervised):
     """A slow copy of the classifier, moved less and less; and the steps it counted."""
 
     def __init__(self, parts):
-        super().__init__(parts.encoder, parts.features, parts.classes, parts.views)
+        super().__init__(parts)
         self.slow = copy.deepcopy(self.classifier).requires_grad_(False)
         self.counted = []
 

@@ -23,7 +23,7 @@ from setwise.views import Views
 class Parts:
     """What a method is made of: the recipe's encoder, head, loss and views, for a training set.
 
-    The encoder is made at once, the others when they are asked for, with fresh weights from torch's generator.
+    The encoder is made at once, each head and loss by a call. Fresh weights come from torch's generator.
 
     Examples:
         >>> from setwise.recipe import Recipe
@@ -132,15 +132,15 @@ class Method(nn.Module, ABC):
     def begin_epoch(self, data: ImageSet, *, seed: int, epoch: int) -> None:
         """Called before each epoch with all training images on the device; outside of any capture."""
 
-    def share(self, peers: Processes) -> None:
+    def share(self, processes: Processes) -> None:
         """Called once before training over many processes: make the loss that of the whole batch.
 
         Each process has an equal part of every batch. BatchNorm is shared already, and gradients are averaged: a loss
         that is a mean over samples is right as it is, and this method does nothing. A loss that compares samples
-        becomes ``distributed``, or keeps ``peers`` and gathers in ``forward`` what it compares.
+        becomes ``distributed``, or keeps ``processes`` and gathers in ``forward`` what it compares.
         """
         raise ValueError(
             "expected a method that says how it works over many processes, got "
-            f"{type(self).__name__} without share(peers), which might compare samples of one process only; "
+            f"{type(self).__name__} without share(processes), which might compare samples of one process only; "
             f"add share, or train with one process, {see('how-to/your-method#many-processes')}"
         )
