@@ -173,16 +173,17 @@ def test_padded_crops(padding):
 
 
 @pytest.mark.parametrize(
-    ("size", "expected"),
-    [((32, 32), (0, 0, 32, 32)), ((128, 64), (21, 0, 85, 64)), ((3, 40), (0, 18, 3, 4)), ((7, 7), (0, 0, 7, 7))],
+    ("size", "aspect", "expected"),
+    [
+        ((32, 32), (3 / 4, 4 / 3), (0, 0, 32, 32)),
+        ((128, 64), (3 / 4, 4 / 3), (21, 0, 85, 64)),
+        ((3, 40), (3 / 4, 4 / 3), (0, 18, 3, 4)),
+        ((32, 4), (16, 16), (15, 0, 1, 4)),  # at least one pixel
+        ((4, 32), (1 / 16, 1 / 16), (0, 15, 4, 1)),
+    ],
 )
-def test_fallback_is_the_central_crop(size, expected):
-    assert fallback_box(size, (3 / 4, 4 / 3)) == expected
-
-
-def test_fallback_has_at_least_one_pixel():
-    assert fallback_box((32, 4), (16, 16)) == (15, 0, 1, 4)
-    assert fallback_box((4, 32), (1 / 16, 1 / 16)) == (0, 15, 4, 1)
+def test_fallback_is_the_central_crop(size, aspect, expected):
+    assert fallback_box(size, aspect) == expected
 
 
 def test_ten_tries_that_do_not_fit():

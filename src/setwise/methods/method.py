@@ -48,7 +48,7 @@ class Parts:
                 f"expected images of at least {least} x {least} pixels for {recipe.encoder.name}, got "
                 f"{size[0]} x {size[1]}; --encoder resnet8 takes any"
             )
-        self.views: Views = register.views[recipe.views.name].make(data.mean, data.std, **recipe.views.options)
+        self.views: Views = register.views[recipe.views.name].make(mean=data.mean, std=data.std, **recipe.views.options)
 
     def head(self, features: int | None = None) -> nn.Module:
         """The recipe's projection head, of the encoder's ``features`` or of so many."""
