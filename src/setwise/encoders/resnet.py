@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal, cast
 
 from torch import Tensor, nn
@@ -138,35 +139,12 @@ class ResNet(nn.Module):
         return self.rest(self.first(images))
 
 
-@register.encoder("resnet8", about="The smallest residual network for small images, 64 features: for a CPU.")
-def resnet8(channels: int, *, weights: Weights = "released") -> nn.Module:
-    """ResNet-8."""
-    return CifarResNet(8, channels, weights=weights)
+for _depth, _about in {
+    8: "The smallest residual network for small images, 64 features: for a CPU.",
+    32: "The paper's residual network for small images, 64 features.",
+    56: "A deeper one of the same kind, 64 features.",
+}.items():
+    register.encoder(f"resnet{_depth}", about=_about)(partial(CifarResNet, _depth))
 
-
-@register.encoder("resnet32", about="The paper's residual network for small images, 64 features.")
-def resnet32(channels: int, *, weights: Weights = "released") -> nn.Module:
-    """ResNet-32."""
-    return CifarResNet(32, channels, weights=weights)
-
-
-@register.encoder("resnet56", about="A deeper one of the same kind, 64 features.")
-def resnet56(channels: int, *, weights: Weights = "released") -> nn.Module:
-    """ResNet-56."""
-    return CifarResNet(56, channels, weights=weights)
-
-
-@register.encoder("resnet18", about="ResNet-18, 512 features; its stem follows the images' size.")
-def resnet18(
-    channels: int, image_size: Size | None = None, *, stem: Stem = "auto", weights: Weights = "released"
-) -> nn.Module:
-    """ResNet-18."""
-    return ResNet(18, channels, image_size, stem=stem, weights=weights)
-
-
-@register.encoder("resnet34", about="ResNet-34, 512 features; its stem follows the images' size.")
-def resnet34(
-    channels: int, image_size: Size | None = None, *, stem: Stem = "auto", weights: Weights = "released"
-) -> nn.Module:
-    """ResNet-34."""
-    return ResNet(34, channels, image_size, stem=stem, weights=weights)
+register.encoder("resnet18", about="ResNet-18, 512 features; its stem follows the images' size.")(partial(ResNet, 18))
+register.encoder("resnet34", about="ResNet-34, 512 features; its stem follows the images' size.")(partial(ResNet, 34))

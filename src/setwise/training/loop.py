@@ -41,8 +41,8 @@ FILE = "checkpoint.safetensors"
 def stopping_signals() -> list[int]:
     """Signals that stop a run; not a lost terminal's where it is to be ignored (nohup), or where there is none."""
     hangup = getattr(signal, "SIGHUP", None)
-    ignored = hangup is None or signal.getsignal(hangup) is signal.SIG_IGN
-    return [signal.SIGINT, signal.SIGTERM] if ignored else [signal.SIGINT, signal.SIGTERM, hangup]
+    stopping: list[int] = [signal.SIGINT, signal.SIGTERM]
+    return stopping if hangup is None or signal.getsignal(hangup) is signal.SIG_IGN else [*stopping, hangup]
 
 
 class _Signals:

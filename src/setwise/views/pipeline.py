@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, get_type_hints
+from typing import Any
 
 import numpy as np
 import torch
@@ -308,9 +308,7 @@ PRESETS: dict[str, Views] = {}
 
 def add_preset(name: str, views: Views, *, about: str) -> None:
     """Register ``views`` under ``name``: a preset whose options are all numbers of views, these by default."""
-    make = partial(Views, **vars(views))
-    make.__annotations__ = get_type_hints(Views)  # where a registry looks for the options' kinds
-    register.views(name, about=about)(make)
+    register.views(name, about=about)(partial(Views, **vars(views)))
     PRESETS[name] = views
 
 
