@@ -38,52 +38,6 @@ EPOCHS = 2
 QARE = {"loss": "info-nce", "terms": [{"term": "qare", "weight": 0.5}]}
 
 
-class BYOL(methods.Method):
-    """Predict a slowly moving copy of yourself, which is frozen but in training mode."""
-
-    def __init__(self, parts):
-        super().__init__()
-        self.views = parts.views
-        layers = nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 8), nn.BatchNorm1d(8, affine=False)
-        self.encoder = nn.Sequential(nn.Flatten(), *layers)
-        self.predict = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8, momentum=None), nn.ReLU(), nn.Linear(8, 8))
-        self.target = copy.deepcopy(self.encoder).requires_grad_(False)
-
-    def forward(self, batch):
-        x = batch.view(self.views, count=2)
-        with torch.no_grad():
-            goal = self.target(x).roll(len(x) // 2, 0)
-        return {"loss": 1 - nn.functional.cosine_similarity(self.predict(self.encoder(x)), goal).mean()}
-
-    def after_step(self, step, total):
-        for slow, fast in zip(self.target.parameters(), self.encoder.parameters(), strict=True):
-            slow.lerp_(fast, 0.1 * (1 - step / total).to(slow))
-
-    def share(self, processes):
-        pass
-
-
-class Probe(methods.Method):
-    """A classifier of a frozen encoder that stays in eval mode."""
-
-    def __init__(self, parts):
-        super().__init__()
-        self.encoder = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8)).requires_grad_(False)
-        self.classifier = nn.Sequential(nn.BatchNorm1d(8, track_running_stats=False), nn.Linear(8, 10))
-
-    def train(self, mode=True):
-        super().train(mode)
-        self.encoder.eval()
-        return self
-
-    def forward(self, batch):
-        features = self.encoder(batch.images.to(batch.dtype) / 255)
-        return {"loss": nn.functional.cross_entropy(self.classifier(features), batch.labels)}
-
-    def share(self, processes):
-        pass
-
-
 class Silent(methods.Method):
     """Compares the samples of a batch, and says nothing of many processes."""
 
@@ -106,7 +60,7 @@ class Gathering(Silent):
         self.processes = processes
 
 
-OWN = {"byol": BYOL, "probe": Probe, "silent": Silent, "gathering": Gathering}
+OWN = {"silent": Silent, "gathering": Gathering}
 TREES = {
     "simclr-qare": {"objective": QARE},
     "released-simclr-qare": {"objective": objective_of("released/simclr-qare", 0.5).tree()},
@@ -124,8 +78,6 @@ TREES = {
     },
     "deepcluster": {"method": "deepcluster"},
     "deepinfomax": {"method": "deepinfomax"},
-    "byol": {"method": "byol"},
-    "probe": {"method": "probe"},
     "gathering": {"method": "gathering"},
 }
 BFLOAT16 = ("simclr-qare", "deepinfomax")
@@ -233,7 +185,9 @@ def joined(rank: int, size: int, folder: str) -> Processes:
     os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "WORLD_SIZE": str(size)}
     torch.set_num_threads(1)
     limit = timedelta(minutes=5)  # instead of half an hour, should they wait for different things
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=size, timeout=limit)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=size, timeout=limit
+    )
     processes, device = join(CPU)  # as they are already
     assert (processes.rank, processes.size, device) == (rank, size, CPU)
     return processes
