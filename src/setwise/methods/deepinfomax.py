@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +18,8 @@ from setwise.views.philox import words_of
 PRIOR_WEIGHT = 0.1  # of matching the prior; the local objective has weight 1
 LOCAL_WIDTH = 256
 PRIOR_WIDTHS = (512, 128)
-# The draws' place among Philox counters, whose last word is 16 view + block: view numbers that nobody has come to by
-# counting, and of their sixteen blocks those from BLOCKS on, which no view uses, whatever its number.
+# The last word of a Philox counter is 16 view + block. The draws take view numbers that no run counts up to, and of
+# their sixteen blocks those from BLOCKS on, which no view uses.
 FIRST_VIEW = 2**27
 WORD_BITS = 24  # of the 32 that are used: float32 holds them exactly, and below 1
 
@@ -33,18 +33,6 @@ class TwoPartEncoder(Protocol):
 
     def rest(self, feature_map: Tensor) -> Tensor:
         """Features [B, F]."""
-
-
-class _Reversed(torch.autograd.Function):
-    """The identity, through which gradients change their sign (Ganin and Lempitsky 2015)."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return -grad
 
 
 def prior_draws(samples: Tensor, features: int, *, seed: Tensor, epoch: Tensor) -> Tensor:
@@ -85,8 +73,8 @@ class DeepInfoMax(Method):
     M_i is the first layer's feature map of image i of the batch, y_i its features, i + 1 counted around the batch; the
     scores T and D are trained beside the encoder. ``adversarial``, as published: D minimises ``prior`` and the encoder
     maximises it, in one backward pass, in which the gradient changes its sign between the two. Otherwise both minimise
-    it: then the encoder helps D to tell its features from the prior's, which is not what the term is for, but it is
-    what the code base that the paper's authors used does, and so the way to the paper's number.
+    it, and the encoder helps D. That defeats the term's purpose, but the code base of the paper's authors does it, and
+    so it is the way to the paper's number.
 
     Over many processes, i + 1 is counted around the whole batch.
     """
@@ -142,8 +130,8 @@ def _discrimination_loss(true: Tensor, false: Tensor) -> Tensor:
 
 
 def _reversed(x: Tensor) -> Tensor:
-    y: Tensor = _Reversed.apply(x)  # type: ignore[no-untyped-call]
-    return y
+    """``x`` itself, exactly; gradients change their sign on the way back (Ganin and Lempitsky 2015)."""
+    return 2 * x.detach() - x
 
 
 @torch.no_grad()
