@@ -64,7 +64,7 @@ def test_no_view_and_no_prior_shares_a_counter_with_the_shots(shots, monkeypatch
 
     monkeypatch.setattr(generator, "philox", spy)
     draw_shots(shots, torch.arange(4), seed=key(1), epoch=key(2))
-    # The last word is 16 view + block: a view's number that nobody counts up to, and below those of the prior.
+    # The last word is 16 view + block: a view's number that no run counts up to, and below those of the prior.
     assert (seen[0][3] >= 16 * 2**26).all()
     assert (seen[0][3] < 16 * FIRST_VIEW).all()
 

@@ -1,4 +1,4 @@
-"""Deep InfoMax (Hjelm et al. 2019), its local objective: features that can be told to belong to their feature map."""
+"""Deep InfoMax (Hjelm et al. 2019), its local objective: features that fit their own feature map and no other."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class LocalDiscriminator(nn.Module):
         return local_scores(feature_map, features, self.first, self.second, self.last)
 
 
-@register.method("deepinfomax", about="Features that can be told to belong to their feature map.")
+@register.method("deepinfomax", about="Features that fit their own feature map and no other.")
 class DeepInfoMax(Method):
     r"""Local mutual information by the Jensen-Shannon estimator, and features matched to a uniform prior.
 
@@ -118,7 +118,7 @@ class DeepInfoMax(Method):
             own, other = self.local(feature_map, y)
             return own, other
         before = self.processes.gather(y[-1:])[self.processes.rank - 1, None]
-        # As a last row, for they are counted around; its own scores are not asked for.
+        # As a last row, for they are counted around; its own scores are left out.
         own, other = self.local(torch.cat([feature_map, feature_map[:1]]), torch.cat([y, before]))
         return own[:-1], other[:-1]
 

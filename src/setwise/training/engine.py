@@ -105,7 +105,7 @@ class Engine:
                 group["lr"] = self._own_rates[-1][0]
         rate = {"lr": self._rate}  # a tensor, which the step itself sets
         self.optimizer = register.optimizer[recipe.optimizer.name].make(groups, **recipe.optimizer.options | rate)
-        self._moves = type(method).after_step is not Method.after_step  # counting for nobody takes 1 % of a small step
+        self._moves = type(method).after_step is not Method.after_step  # needless counting takes 1 % of a small step
         self._graphs: dict[int, Callable[[], None]] = {}  # captured steps by their batch size
         if recipe.epochs:
             self._prepare(capture and on_gpu and self.processes.size == 1)

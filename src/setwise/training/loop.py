@@ -33,7 +33,7 @@ AfterEpoch = Callable[[Engine, list[dict[str, Any]]], dict[str, Any]]
 
 LOOK_SECONDS = 0.5  # between looks at the loss, which wait for the device
 AGREE_STEPS = 20  # between questions whether another process got a signal
-# A terminal's Ctrl-C goes to every process of a command, and whoever started others (torchrun, reproduce) passes it on.
+# A terminal's Ctrl-C goes to every process of a command, and torchrun and `reproduce` pass it on to their processes.
 ONE_SIGNAL_SECONDS = 1.0
 FILE = "checkpoint.safetensors"
 
