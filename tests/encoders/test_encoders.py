@@ -8,6 +8,7 @@ from torch import nn
 
 import setwise as sw
 import setwise.register as register
+from setwise.encoders import settled
 from setwise.recipe import Recipe
 
 
@@ -87,6 +88,10 @@ def test_a_recipe_takes_the_stem_for_its_images():
     assert recipe.encoder["stem"] == "auto"
     stem = sw.Parts(recipe, sw.data.load("digits", split="train")).encoder.stem
     assert stem[0].kernel_size == (3, 3)
+    for size, name in (((64, 64), "cifar"), ((224, 224), "imagenet")):
+        assert settled(recipe.encoder, size).options == {"stem": name, "weights": "released"}
+    other = Recipe.read({}).encoder
+    assert settled(other, (8, 8)) is other
 
 
 def test_initial_weights_are_the_released_codes():

@@ -11,7 +11,8 @@ from setwise.checks import check_count
 from setwise.encoders.backbones import backbone, to_torchvision
 from setwise.encoders.conv4 import Conv4
 from setwise.encoders.heads import projection_head
-from setwise.encoders.resnet import CifarResNet, ResNet
+from setwise.encoders.resnet import CifarResNet, ResNet, stem_for
+from setwise.losses.objective import Choice
 
 __all__ = ["CifarResNet", "Conv4", "ResNet", "backbone", "create", "projection_head", "to_torchvision"]
 
@@ -39,3 +40,10 @@ def create(name: str, *, channels: int = 3, image_size: tuple[int, int] | None =
             f"{type(encoder).__name__}; set self.features in it"
         )
     return encoder
+
+
+def settled(encoder: Choice, image_size: tuple[int, int]) -> Choice:
+    """The same encoder with its stem named, where "auto" leaves it to the images' size: what a checkpoint keeps."""
+    if encoder.name not in ("resnet18", "resnet34") or encoder["stem"] != "auto":
+        return encoder
+    return Choice(encoder.name, encoder.options | {"stem": stem_for(image_size)})

@@ -19,6 +19,11 @@ Stem = Literal["auto", "imagenet", "cifar"]
 SMALL = 64  # pixels a side, up to which "auto" takes the stem for small images
 
 
+def stem_for(image_size: Size | None) -> Literal["imagenet", "cifar"]:
+    """The stem that "auto" stands for."""
+    return "cifar" if image_size is not None and max(image_size) <= SMALL else "imagenet"
+
+
 def _layer(modules: nn.Sequential, x: Tensor, *, relu: bool = True) -> Tensor:
     """What the convolution and the normalisation that ``modules`` start with make of ``x``."""
     # Over many processes the BatchNorm is of a class that inherits from its own.
@@ -118,7 +123,7 @@ class ResNet(nn.Module):
             raise ValueError(f"expected depth 18 or 34, got {depth}")
         check_option(stem, ("auto", "imagenet", "cifar"), "stem")
         if stem == "auto":
-            stem = "cifar" if image_size is not None and max(image_size) <= SMALL else "imagenet"
+            stem = stem_for(image_size)
         small = stem == "cifar"
         first = nn.Conv2d(channels, 64, *((3, 1, 1) if small else (7, 2, 3)), bias=False)
         pool = nn.Identity() if small else nn.MaxPool2d(3, 2, 1)

@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from setwise.checks import check_number, see
 from setwise.data import ImageSet, MatchedSet
+from setwise.encoders import settled
 from setwise.locks import Taken, locked
 from setwise.losses.parallel import Processes
 from setwise.recipe import Recipe, flat
@@ -102,6 +103,8 @@ def train(
     ``after_epoch`` measures more after each epoch: for its row, numbers or what only files of JSON can take.
     """
     check_number(how.checkpoint_seconds, "checkpoint_seconds", least=0)
+    height, width = data.images.shape[2:]
+    recipe = replace(recipe, encoder=settled(recipe.encoder, (height, width)))
     path, first = folder / FILE, how.processes.first  # the first process writes
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder) if first else contextlib.nullcontext():
