@@ -19,7 +19,7 @@ import torch
 
 from setwise.bench.step import RECIPES, images
 from setwise.experiments.recipes import recipe
-from setwise.experiments.records import surroundings
+from setwise.experiments.records import environment
 from setwise.training.capture import captured
 from setwise.training.engine import Engine
 
@@ -53,7 +53,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     device = torch.device("cuda")
-    record = {"what": "stacked", **surroundings(device), "encoders": {}}
+    record = {"what": "stacked", **environment(device), "encoders": {}}
     for encoder in ("conv4", "resnet32"):
         found = {k: milliseconds(encoder, k, device) for k in (1, 3, 12)}
         record["encoders"][encoder] = found

@@ -15,7 +15,7 @@ from setwise.experiments.objectives import weight_of
 from setwise.experiments.recipes import DATA, MATCHING_DATA, MATCHING_LOSSES, recipe
 from setwise.losses.presets import objective_of
 from setwise.recipe import Recipe, flat
-from setwise.training.surroundings import plain_path
+from setwise.training.environment import plain_path
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from setwise.checks import see
 from setwise.experiments import records
 from setwise.experiments.ablation import ablation_answer, ablation_table, is_ablation
 from setwise.experiments.claims import claims, differences, lead, pictured, settings
-from setwise.experiments.collected import Group, Run, collect, groups, mean_curve, sittings
+from setwise.experiments.collected import Group, Run, collect, groups, mean_curve, resumptions
 from setwise.experiments.figures import Timing, cost_table, costs_onto, sweep_onto, sweep_table, sweeps, timings
 from setwise.experiments.own_runs import AnyRun
 from setwise.experiments.page import Page
@@ -167,7 +167,7 @@ def provenance(runs: Iterable[Run]) -> str:
     """Commit, versions, hardware and command, each with the records that were made so."""
     made: dict[str, list[Run]] = {}
     for run in runs:
-        *earlier, last = sittings(run)
+        *earlier, last = resumptions(run)
         lines = [f"{_made(one)}\ntrained from epoch {one.get('epoch', 'unknown')} on, then:" for one in earlier]
         lines += [_made(last), f"precision {run.record.get('precision') or 'unknown'}"]
         made.setdefault("\n".join(lines), []).append(run)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from setwise.experiments import paper_numbers
-from setwise.experiments.collected import METHODS, TERMS, Group, Row, machine, probed, sittings
+from setwise.experiments.collected import METHODS, TERMS, Group, Row, machine, probed, resumptions
 from setwise.experiments.page import Page
 from setwise.experiments.paper_numbers import word
 from setwise.experiments.statistics import MeanStd, PairedDifference, number, paired_difference
@@ -261,6 +261,6 @@ def _sets(group: Group) -> str:
 
 def machines(group: Group) -> str:
     """On what its runs were made, a sentence."""
-    commits = len({str(one.get("commit")) for run in group.runs for one in sittings(run)})
+    commits = len({str(one.get("commit")) for run in group.runs for one in resumptions(run)})
     at = f", at {commits} commits of this project" if commits > 1 else ""
     return f"Ran on {' and '.join(sorted({machine(run) for run in group.runs}))}{at}."
