@@ -8,8 +8,10 @@ from torch import nn
 
 import setwise.register as register
 from setwise.checks import check_count
+from setwise.encoders.conv4 import Conv4  # first, as in every list of encoders
+
+# isort: split
 from setwise.encoders.backbones import backbone, to_torchvision
-from setwise.encoders.conv4 import Conv4
 from setwise.encoders.heads import projection_head
 from setwise.encoders.resnet import CifarResNet, ResNet, stem_for
 from setwise.losses.objective import Choice
