@@ -18,9 +18,9 @@ from pathlib import Path
 import torch
 
 from setwise.paper.recipes import recipe
-from setwise.records.record import surroundings
 from setwise.runs.matching import run_matching
-from setwise.training.loop import How
+from setwise.training.environment import environment
+from setwise.training.loop import RunOptions
 
 SEEDS = (1, 2, 3)
 
@@ -28,7 +28,7 @@ SEEDS = (1, 2, 3)
 def accuracies(changes: dict[str, str]) -> dict[str, list[float]]:
     """Per cent, of each seed."""
     found: dict[str, list[float]] = {"val_accuracy": [], "held_out_accuracy": []}
-    how = How(torch.device("cpu"), quiet=True)
+    how = RunOptions(torch.device("cpu"), quiet=True)
     changed = recipe("paper/digits-matching-nt-logistic").changed(changes)
     for seed in SEEDS:
         with tempfile.TemporaryDirectory() as folder:
@@ -48,7 +48,7 @@ def main() -> None:
         for negatives in ("mean", "sum", "hardest")
     }
     losses["InfoNCE, euclidean"] = {"objective.loss": "info-nce", "objective.similarity": "euclidean"}
-    record = {"what": "nt-logistic", **surroundings(torch.device("cpu")), "seeds": SEEDS, "forms": {}}
+    record = {"what": "nt-logistic", **environment(torch.device("cpu")), "seeds": SEEDS, "forms": {}}
     for name, changes in losses.items():
         found = record["forms"][name] = accuracies(changes)
         print(name, {key: round(statistics.fmean(values), 2) for key, values in found.items()}, flush=True)

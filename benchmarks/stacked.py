@@ -19,9 +19,9 @@ import torch
 
 from setwise.bench.step import RECIPES, images
 from setwise.paper.recipes import recipe
-from setwise.records.record import surroundings
 from setwise.training.capture import captured
 from setwise.training.engine import Engine
+from setwise.training.environment import environment
 
 
 def milliseconds(encoder: str, k: int, device: torch.device, steps: int = 300) -> float:
@@ -53,7 +53,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     device = torch.device("cuda")
-    record = {"what": "stacked", **surroundings(device), "encoders": {}}
+    record = {"what": "stacked", **environment(device), "encoders": {}}
     for encoder in ("conv4", "resnet32"):
         found = {k: milliseconds(encoder, k, device) for k in (1, 3, 12)}
         record["encoders"][encoder] = found

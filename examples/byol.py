@@ -15,8 +15,6 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
 import setwise as sw
-from setwise.losses.parallel import Peers
-from setwise.methods import Batch
 
 
 @sw.register.method("byol", about="Predict a slowly moving copy of yourself.")
@@ -30,7 +28,7 @@ class BYOL(sw.Method):
         self.predictor = sw.encoders.projection_head(size.out, size.hidden, size.out)
         self.target = copy.deepcopy(nn.Sequential(self.encoder, self.head)).requires_grad_(False)
 
-    def forward(self, batch: Batch) -> dict[str, Tensor]:
+    def forward(self, batch: sw.Batch) -> dict[str, Tensor]:
         """Two minus twice the cosine of each view's prediction and the other view's target."""
         x = batch.view(self.views, count=2)
         goal = self.target(x).roll(len(batch.images), 0)  # [2B, E], the other view's
@@ -44,5 +42,5 @@ class BYOL(sw.Method):
             for slow, fast in zip(self.target.parameters(), online, strict=True):
                 slow.add_((fast - slow) * rate)
 
-    def share(self, peers: Peers) -> None:
+    def share(self, processes: sw.Processes) -> None:
         """Nothing to do over many processes: the loss is a mean over images."""

@@ -12,8 +12,6 @@ import torch
 from torch import Tensor
 
 import setwise as sw
-from setwise.losses.parallel import Peers
-from setwise.methods import Batch
 
 
 @sw.register.method("multi-crop", about="Two large views and some small ones, each contrasted.", takes=("objective",))
@@ -27,7 +25,7 @@ class MultiCrop(sw.Method):
         self.encoder, self.head, self.loss, self.small = parts.encoder, parts.head(), parts.loss(), small
         self.views, self.parts = parts.views, replace(parts.views, crop="resized", area=area, size=size)
 
-    def forward(self, batch: Batch) -> dict[str, Tensor]:
+    def forward(self, batch: sw.Batch) -> dict[str, Tensor]:
         """The mean over all pairs of views of which one is large."""
         z = [
             *self._embed(batch.view(self.views, count=2)).chunk(2),
@@ -40,6 +38,6 @@ class MultiCrop(sw.Method):
         z: Tensor = self.head(self.encoder(images))
         return z
 
-    def share(self, peers: Peers) -> None:
+    def share(self, processes: sw.Processes) -> None:
         """Over many processes, the loss becomes that of all their embeddings."""
-        self.loss = sw.distributed(self.loss, group=peers.group, gradient=peers.gradient)
+        self.loss = sw.distributed(self.loss, group=processes.group, gradient=processes.gradient)

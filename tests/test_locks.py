@@ -1,4 +1,4 @@
-"""Locks: what holds one, and what is said where none can be had."""
+"""Locks: one process holds one; a file system without locks is an error."""
 
 import errno
 import fcntl
@@ -11,7 +11,7 @@ from setwise.locks import Taken, locked
 
 @pytest.fixture
 def no_flock(monkeypatch):
-    """A file system that says this to a lock."""
+    """A file system that fails a lock with this error."""
 
     def fail(number: int) -> None:
         def flock(*given: object) -> None:
@@ -40,10 +40,10 @@ def test_an_error_within_is_not_the_locks(tmp_path):
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
-def test_a_file_system_without_locks_is_told_with_what_to_do(tmp_path, no_flock, number):
+def test_a_file_system_without_locks_is_an_error_with_advice(tmp_path, no_flock, number):
     no_flock(number)
     path = tmp_path / ".lock"
-    path.touch()  # of a process that was killed: nobody may wait for it
-    told = pytest.raises(OSError, match=f"locks for {tmp_path}.*no locks.*local disk, by --results")
-    with told, locked(path, option="--results", wait=True):
+    path.touch()  # of a process that was killed: no process may wait for it
+    error = pytest.raises(OSError, match=f"locks for {tmp_path}.*no locks.*local disk, by --results")
+    with error, locked(path, option="--results", wait=True):
         pass

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 import setwise as sw
-from setwise.methods import Batch
 from setwise.losses.controls import FrobeniusProduct
 
 z_a, z_b = torch.randn(2, 8, 4)
@@ -81,9 +80,12 @@ class Mine(sw.Method):
         super().__init__()
         self.encoder, self.loss = parts.encoder, parts.loss()
 
-    def forward(self, batch: Batch) -> dict[str, Tensor]:
+    def forward(self, batch: sw.Batch) -> dict[str, Tensor]:
         a, b = self.encoder(batch.view(sw.views.preset("none"), count=2)).chunk(2)
         return {"loss": own_loss(a, b)}
+
+    def share(self, processes: sw.Processes) -> None:
+        assert_type(processes.gather(z_a), Tensor)
 
 
 run = sw.pretrain("digits", terms={"qare": 0.5}, changes={"epochs": 1})

@@ -29,7 +29,7 @@ from setwise.report.page import Page
 from setwise.similarity import pairwise
 from setwise.terminal import visible
 from setwise.training.errors import Interrupted
-from setwise.training.loop import How
+from setwise.training.loop import RunOptions
 
 # About a minute of one core: 36 s for the encoders, 17 s for the halves.
 SEEDS, EPOCHS, STEPS, BATCH, HELD_OUT_SET = 3, 40, 400, 64, 100
@@ -172,7 +172,7 @@ def _pretrain(out: Path, name: str, *, seed: int, epochs: int) -> dict[str, Any]
             _folder(out, name, seed),
             name=f"demo {name}",
             seed=seed,
-            how=How(torch.device("cpu"), quiet=True),
+            how=RunOptions(torch.device("cpu"), quiet=True),
         )
     except Interrupted as error:
         raise Interrupted(error.signal, "the demo was stopped; `setwise demo` begins anew") from error

@@ -25,7 +25,7 @@ from setwise.paper.recipes import recipe as named
 from setwise.recipe import Recipe, trust
 from setwise.runs import run_of
 from setwise.training import checkpoint as checkpoints
-from setwise.training.loop import How
+from setwise.training.loop import RunOptions
 
 DEFAULT = "paper/digits-conv4-simclr-qare"
 
@@ -98,7 +98,7 @@ def pretrain(
     known = recipe if isinstance(recipe, Recipe) else read_recipe(name)
     chosen = known.changed(wanted)
     folder = Path(out) if out is not None else Path("runs") / name.removesuffix(".toml") / f"seed-{seed}"
-    how = How(runs.choose_device(device), resume=resume, quiet=quiet)
+    how = RunOptions(runs.choose_device(device), resume=resume, quiet=quiet)
     title = name if chosen == known else f"{name} (changed)"
     where = None if root is None else Path(root)
     run_of(chosen)(chosen, folder, name=title, seed=seed, how=how, root=where, evaluate=evaluate)

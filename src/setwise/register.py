@@ -32,7 +32,8 @@ __all__ = [
 ]
 
 # ``given``: what the library fills in. ``home``: the room with our own entries.
-encoder: Registry[Any] = Registry("encoder", given=("channels",), home="setwise.encoders")  # nn.Module with .features
+# -> nn.Module with .features; it may ask for image_size
+encoder: Registry[Any] = Registry("encoder", given=("channels", "image_size"), home="setwise.encoders")
 loss: Registry[Any] = Registry("loss", given=("z_a", "z_b"), home="setwise.losses.objective")  # see ``called``
 term: Registry[Any] = Registry("set-level term", given=("z_a", "z_b"), home="setwise.losses.objective")  # as a loss
 method: Registry[Any] = Registry("method", given=("parts",), home="setwise.methods")  # -> Method

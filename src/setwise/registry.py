@@ -24,7 +24,7 @@ import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import cached_property
+from functools import cached_property, partial
 from numbers import Real
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
@@ -66,11 +66,11 @@ class Entry(Generic[T]):
     @cached_property
     def options(self) -> dict[str, Option]:
         """Its options by name, from the signature of what makes it."""
-        make = self.make
+        make = self.make.func if isinstance(self.make, partial) else self.make
         hints = typing.get_type_hints(inspect.getattr_static(make, "__init__") if isinstance(make, type) else make)
         return {
             p.name: Option(p.name, hints.get(p.name, _like(p.default)), p.default)
-            for p in inspect.signature(make).parameters.values()
+            for p in inspect.signature(self.make).parameters.values()
             if p.name not in self.given and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
         }
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d, max_pool2d, relu
 
 import setwise as sw
-from setwise.encoders.backbones import Backbone, backbone, to_torchvision
+from setwise.encoders.backbones import backbone, to_torchvision
 
 
 class Block(nn.Module):
@@ -79,26 +79,21 @@ def test_our_weights_load_by_torchvisions_names(name, depths):
 
 
 @pytest.mark.parametrize("name", ["resnet18", "resnet34"])
-def test_our_weights_load_in_torchvision(package, name):
-    check_loaded(scrambled(sw.encoders.create(name)), package("torchvision.models").get_model(name, weights=None))
-
-
-@pytest.mark.parametrize("name", ["resnet18", "resnet34"])
-def test_our_weights_load_in_timm(package, name):
-    check_loaded(scrambled(sw.encoders.create(name)), package("timm").create_model(name))
+@pytest.mark.parametrize(("library", "make"), [("torchvision.models", "get_model"), ("timm", "create_model")])
+def test_our_weights_load_in_the_real_libraries(package, library, make, name):
+    check_loaded(scrambled(sw.encoders.create(name)), getattr(package(library), make)(name))
 
 
 def test_only_what_torchvision_has_is_given_its_names():
-    with pytest.raises(ValueError, match="got one with the stem for small images; torchvision has no such network"):
-        to_torchvision(sw.encoders.create("resnet18", stem="cifar"))
-    with pytest.raises(ValueError, match='expected a ResNet-18 or -34 with stem="imagenet", got CifarResNet'):
-        to_torchvision(sw.encoders.create("resnet8"))
+    for encoder in (sw.encoders.create("resnet18", stem="cifar"), sw.encoders.create("resnet8")):
+        with pytest.raises(ValueError, match='expected a ResNet-18 or -34 with stem="imagenet"'):
+            to_torchvision(encoder)
 
 
 @pytest.fixture
 def stand_in(monkeypatch):
-    """Modules with the few functions of torchvision.models and timm that are used; what they were asked for."""
-    asked = {}
+    """Modules with the few functions of torchvision.models and timm that are used; what they were requested for."""
+    requested = {}
 
     class Timm(nn.Module):
         num_features = 12
@@ -112,7 +107,7 @@ def stand_in(monkeypatch):
             return torch.ones(len(images), self.head_hidden_size or 12)
 
     def get_model(name: str, *, weights: str | None) -> nn.Module:
-        asked["weights"] = weights
+        requested["weights"] = weights
         if name == "squeezenet1_0":
             return nn.Conv2d(3, 1000, 1)
         if name == "inception_v3":
@@ -122,7 +117,7 @@ def stand_in(monkeypatch):
         return TorchvisionResNet((1, 1, 1, 1), width=4)
 
     def create_model(name: str, **options: object) -> nn.Module:
-        asked.update(name=name, **options)
+        requested.update(name=name, **options)
         return Timm(20 if name == "mobilenetv3_small_050" else None)
 
     vision, models, timm = ModuleType("torchvision"), ModuleType("torchvision.models"), ModuleType("timm")
@@ -131,7 +126,7 @@ def stand_in(monkeypatch):
     timm.create_model, timm.list_models = create_model, lambda: ["resnet18", "resnet18d", "mobilenetv3_small_050"]
     for module in (vision, models, timm):
         monkeypatch.setitem(sys.modules, module.__name__, module)
-    return asked
+    return requested
 
 
 def test_torchvision_without_its_classifier(stand_in):
@@ -169,7 +164,7 @@ def test_one_channel_is_a_grey_image(stand_in):
     assert all(p.requires_grad and p.is_leaf for p in grey.parameters())
 
 
-def test_timm_is_asked_for_features(stand_in):
+def test_timm_is_requested_for_features(stand_in):
     found = backbone("timm/resnet18d", channels=5, pretrained=True)
     assert found.features == 12
     assert stand_in == {"name": "resnet18d", "pretrained": True, "in_chans": 5, "num_classes": 0}
@@ -182,63 +177,50 @@ def test_timm_is_asked_for_features(stand_in):
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "message"),
+    ("name", "channels", "message"),
     [
-        (
-            "torchvision/resnet19",
-            {},
-            "one of torchvision's 5 networks, got 'resnet19'.*did you mean torchvision/resnet",
-        ),
-        ("timm/resnet18b", {}, "one of timm's 3 networks, got 'resnet18b'; did you mean timm/resnet18"),
-        ("timm/qqq", {}, r"got 'qqq'; timm's list_models\(\) lists them"),
-        ("resnet18", {}, "expected the library before the slash to be one of 'timm', 'torchvision', got 'resnet18'"),
-        ("torchvision/squeezenet1_0", {}, "expected a network with one linear classifier, got 0 in 'torchvision/squee"),
-        ("torchvision/inception_v3", {}, "expected a network with one linear classifier, got 2"),
-        ("torchvision/resnet18", {"channels": 4}, "expected 1 or 3 channels for torchvision's networks, got 4"),
-        ("timm/resnet18", {"channels": 0}, "expected channels to be None or a positive integer, got 0"),
+        ("torchvision/resnet19", 3, "got 'resnet19'.*did you mean torchvision/resnet"),
+        ("timm/resnet18b", 3, "got 'resnet18b'; did you mean timm/resnet18"),
+        ("timm/qqq", 3, "got 'qqq'"),
+        ("resnet18", 3, "expected timm/NAME or torchvision/NAME, got 'resnet18'"),
+        ("torchvision/squeezenet1_0", 3, "one linear classifier, got 0 in 'torchvision/squee"),
+        ("torchvision/inception_v3", 3, "one linear classifier, got 2"),
+        ("torchvision/resnet18", 4, "expected 1 or 3 channels"),
+        ("timm/resnet18", 0, "expected channels"),
     ],
 )
-def test_bad_requests(stand_in, name, options, message):
+def test_bad_requests(stand_in, name, channels, message):
     with pytest.raises(ValueError, match=message):
-        backbone(name, **options)
+        backbone(name, channels=channels)
 
 
-@pytest.mark.parametrize("library", ["timm", "torchvision"])
-def test_a_missing_package_is_named_with_its_extra(monkeypatch, library):
-    monkeypatch.setitem(sys.modules, library, None)
-    monkeypatch.setitem(sys.modules, "torchvision.models", None)
-    with pytest.raises(ModuleNotFoundError, match=rf"the package {library}, got .*; pip install timm torchvision"):
-        backbone(f"{library}/resnet18")
+def test_a_missing_or_broken_package_is_named(monkeypatch):
+    for library in ("timm", "torchvision"):
+        monkeypatch.setitem(sys.modules, library, None)
+        monkeypatch.setitem(sys.modules, "torchvision.models", None)
+        with pytest.raises(ModuleNotFoundError, match=rf"the package {library}, got .*pip install timm torchvision"):
+            backbone(f"{library}/resnet18")
 
-
-def test_a_package_that_does_not_import_says_why(monkeypatch):
     def fail(name: str) -> None:
         raise RuntimeError("operator torchvision::nms does not exist")
 
     monkeypatch.setattr("setwise.checks.importlib", SimpleNamespace(import_module=fail))
-    with pytest.raises(ModuleNotFoundError, match=r"got one that does not import \(operator torchvision::nms does not"):
+    with pytest.raises(ModuleNotFoundError, match="operator torchvision::nms does not"):
         backbone("torchvision/resnet18")
 
 
-NETWORKS = {"resnet18": 32, "densenet121": 32, "mobilenet_v3_small": 32, "vit_b_16": 224, "swin_t": 32}
+REAL = {
+    **{f"torchvision/{name}": 32 for name in ("resnet18", "densenet121", "mobilenet_v3_small", "swin_t")},
+    **{f"timm/{name}": 32 for name in ("resnet18", "densenet121", "mobilenetv3_small_050", "vgg11")},
+    "torchvision/vit_b_16": 224,
+    "timm/vit_tiny_patch16_224": 224,
+}
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-def test_real_torchvision(package, name):
-    package("torchvision.models")
-    check_encoder(backbone(f"torchvision/{name}", channels=1), NETWORKS[name])
-
-
-TIMM = {"resnet18": 32, "densenet121": 32, "mobilenetv3_small_050": 32, "vit_tiny_patch16_224": 224, "vgg11": 32}
-
-
-@pytest.mark.parametrize("name", TIMM)
-def test_real_timm(package, name):
-    package("timm")
-    check_encoder(backbone(f"timm/{name}", channels=1), TIMM[name])
-
-
-def check_encoder(encoder: Backbone, size: int) -> None:
+@pytest.mark.parametrize(("name", "size"), REAL.items())
+def test_real_networks(package, name, size):
+    package(name.partition("/")[0].replace("torchvision", "torchvision.models"))
+    encoder = backbone(name, channels=1)
     with torch.no_grad():
         features = encoder.eval()(torch.randn(2, 1, size, size))
     assert features.shape == (2, encoder.features)
@@ -249,5 +231,5 @@ def test_unknown_names_are_answered_from_the_real_lists(package):
     package("torchvision.models")
     with pytest.raises(ValueError, match="did you mean torchvision/resnet"):
         backbone("torchvision/resnet19")
-    with pytest.raises(ValueError, match="got 'fasterrcnn_resnet50_fpn'"):  # a detector
-        backbone("torchvision/fasterrcnn_resnet50_fpn")
+    with pytest.raises(ValueError, match="got 'fasterrcnn_resnet50_fpn'"):
+        backbone("torchvision/fasterrcnn_resnet50_fpn")  # a detector

@@ -8,11 +8,8 @@ from torch import nn
 
 import setwise as sw
 import setwise.register as register
+from setwise.encoders import settled
 from setwise.recipe import Recipe
-
-
-def size(model: nn.Module) -> int:
-    return sum(p.numel() for p in model.parameters())
 
 
 @pytest.mark.parametrize("name", [name for name in register.encoder if not name.endswith("/")])
@@ -49,37 +46,52 @@ def test_features_are_those_of_the_layers_one_by_one(name, training):
     torch.testing.assert_close(model.rest(model.first(images)), expected)
 
 
-def test_conv4_by_hand():
-    convolutions = 9 * (3 * 8 + 8 * 16 + 16 * 32 + 32 * 64)
-    assert size(sw.encoders.create("conv4")) == convolutions + 2 * (8 + 16 + 32 + 64)
-    assert sw.encoders.create("conv4")(torch.randn(2, 3, 64, 64)).shape == (2, 64)
-
-
 @pytest.mark.parametrize("depth", [8, 32, 56])
 def test_depth_counts_the_layers_with_weights(depth):
     layers = [m for m in sw.encoders.create(f"resnet{depth}").modules() if isinstance(m, (nn.Conv2d, nn.Linear))]
     assert sum(not (isinstance(m, nn.Conv2d) and m.kernel_size == (1, 1)) for m in layers) == depth
 
 
-def test_resnet_32_has_he_et_als_size():
-    # 0.46 M in their Table 6, with parameter-free shortcuts and a 10-class layer: 464,154; less that layer, plus ours.
-    shortcuts = 16 * 32 + 2 * 32 + 32 * 64 + 2 * 64
-    expected = 464_154 - (64 * 10 + 10) + (64 * 64 + 64) + shortcuts
-    assert size(sw.encoders.create("resnet32")) == expected
+# He et al.'s Table 6 has 0.46 M for ResNet-32, with shortcuts without parameters and a layer for 10 classes: 464,154.
+# torchvision has 11,689,512 and 21,797,672 with a layer for 1000 classes.
+SHORTCUTS = 16 * 32 + 2 * 32 + 32 * 64 + 2 * 64
+SIZES = {
+    "conv4": 9 * (3 * 8 + 8 * 16 + 16 * 32 + 32 * 64) + 2 * (8 + 16 + 32 + 64),
+    "resnet32": 464_154 - (64 * 10 + 10) + (64 * 64 + 64) + SHORTCUTS,
+    "resnet18": 11_689_512 - (512 * 1000 + 1000),
+    "resnet34": 21_797_672 - (512 * 1000 + 1000),
+}
 
 
-def test_resnet_18_and_34_have_torchvisions_size():
-    # 11,689,512 and 21,797,672 with the 1000-class layer.
-    last = 512 * 1000 + 1000
-    assert size(sw.encoders.create("resnet18")) == 11_689_512 - last
-    assert size(sw.encoders.create("resnet34")) == 21_797_672 - last
-    assert size(sw.encoders.create("resnet18", stem="cifar")) == 11_689_512 - last - 64 * 3 * (49 - 9)
+@pytest.mark.parametrize(("name", "expected"), SIZES.items())
+def test_sizes_are_the_published_ones(name, expected):
+    assert sum(p.numel() for p in sw.encoders.create(name).parameters()) == expected
 
 
-def test_the_cifar_stem_keeps_the_resolution():
-    images = torch.randn(1, 3, 32, 32)
-    assert sw.encoders.create("resnet18", stem="cifar").stem(images).shape[-2:] == (32, 32)
-    assert sw.encoders.create("resnet18").stem(images).shape[-2:] == (8, 8)
+@pytest.mark.parametrize(
+    ("options", "small"),
+    [
+        ({}, False),
+        ({"stem": "cifar"}, True),
+        ({"image_size": (64, 48)}, True),
+        ({"image_size": (64, 65)}, False),
+        ({"image_size": (32, 32), "stem": "imagenet"}, False),
+    ],
+)
+def test_the_stem_follows_the_images_unless_it_is_named(options, small):
+    model = sw.encoders.create("resnet18", **options)
+    assert model.stem(torch.randn(1, 3, 32, 32)).shape[-2:] == ((32, 32) if small else (8, 8))
+
+
+def test_a_recipe_takes_the_stem_for_its_images():
+    recipe = Recipe.read({}).changed({"encoder": "resnet18"})
+    assert recipe.encoder["stem"] == "auto"
+    stem = sw.Parts(recipe, sw.data.load("digits", split="train")).encoder.stem
+    assert stem[0].kernel_size == (3, 3)
+    for size, name in (((64, 64), "cifar"), ((224, 224), "imagenet")):
+        assert settled(recipe.encoder, size).options == {"stem": name, "weights": "released"}
+    other = Recipe.read({}).encoder
+    assert settled(other, (8, 8)) is other
 
 
 def test_initial_weights_are_the_released_codes():
@@ -88,9 +100,6 @@ def test_initial_weights_are_the_released_codes():
     assert conv.weight.std().item() == pytest.approx((2 / (9 * 64)) ** 0.5, rel=0.02)
     first = sw.encoders.create("conv4").blocks[0]  # three channels in, eight out
     assert first.weight.std().item() == pytest.approx((2 / (9 * 8)) ** 0.5, rel=0.15)
-    norm = sw.encoders.create("conv4").blocks[1]
-    assert (norm.weight == 1).all()
-    assert (norm.bias == 0).all()
 
 
 def test_initial_weights_as_the_paper_says():
@@ -110,23 +119,26 @@ def test_head():
     assert [type(layer).__name__ for layer in head] == ["Linear", "BatchNorm1d", "LeakyReLU", "Linear"]
 
 
-def test_errors():
-    with pytest.raises(ValueError, match="did you mean 'resnet34'"):
-        sw.encoders.create("resnet33")
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("resnet33", {}, "did you mean 'resnet34'"),
+        ("resnet18", {"stem": "cifra"}, "got 'cifra'; did you mean 'cifar'"),
+        ("conv4", {"weight": "xavier"}, "got 'weight'; did you mean 'weights'"),
+        ("timm/resnet18", {"pretrain": True}, "did you mean 'pretrained'"),
+        ("conv4", {"channels": 0}, "expected channels"),
+    ],
+)
+def test_errors(name, options, message):
+    with pytest.raises(ValueError, match=message):
+        sw.encoders.create(name, **options)
+
+
+def test_depths_that_do_not_exist():
     with pytest.raises(ValueError, match=r"expected depth 6n \+ 2 .*, got 18"):
         sw.encoders.CifarResNet(18)
     with pytest.raises(ValueError, match="expected depth 18 or 34, got 50"):
         sw.encoders.ResNet(50)
-    with pytest.raises(ValueError, match="expected stem, one of imagenet, cifar, got 'cifra'; did you mean 'cifar'"):
-        sw.encoders.create("resnet18", stem="cifra")
-    with pytest.raises(
-        ValueError, match="expected an option of 'conv4', one of weights, got 'weight'; did you mean 'wei"
-    ):
-        sw.encoders.create("conv4", weight="xavier")
-    with pytest.raises(ValueError, match="expected an option of 'timm/resnet18'.*did you mean 'pretrained'"):
-        sw.encoders.create("timm/resnet18", pretrain=True)
-    with pytest.raises(ValueError, match="expected channels to be None or a positive integer, got 0"):
-        sw.encoders.create("conv4", channels=0)
 
 
 @pytest.fixture
@@ -163,12 +175,12 @@ def test_an_encoder_of_ones_own(ideas):
     assert (found(torch.zeros(3, 2, 8, 8)).shape, found.scale) == ((3, 6), 0.5)
     assert sw.encoders.create(f"{ideas}:Same", channels=1).features == 4
     assert sw.encoders.create(f"{ideas}:with_more", channels=1).features == 4
-    for name, said in (
+    for name, message in (
         ("silent", "whose attribute `features` says how many it gives, got Linear"),
         ("number", "to be a function that makes the encoder, got int"),
         ("Flet", "module:function that can be imported, got .*no attribute 'Flet'"),
     ):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             sw.encoders.create(f"{ideas}:{name}")
     with pytest.raises(ValueError, match="expected width to be a whole number, got 'wide'"):
         sw.encoders.create(f"{ideas}:Flat", width="wide")

@@ -64,7 +64,7 @@ def test_no_view_and_no_prior_shares_a_counter_with_the_shots(shots, monkeypatch
 
     monkeypatch.setattr(generator, "philox", spy)
     draw_shots(shots, torch.arange(4), seed=key(1), epoch=key(2))
-    # The last word is 16 view + block: a view's number that nobody counts up to, and below those of the prior.
+    # The last word is 16 view + block: a view's number that no run counts up to, and below those of the prior.
     assert (seen[0][3] >= 16 * 2**26).all()
     assert (seen[0][3] < 16 * FIRST_VIEW).all()
 
@@ -101,7 +101,6 @@ def test_it_learns_to_match_halves():
 
 def test_the_kind_of_data_must_fit():
     digits = load("digits")
-    with pytest.raises(ValueError, match="expected a matched set for method 'matching', got ImageSet"):
-        methods.create(named("paper/digits-matching-triplet"), digits)
-    with pytest.raises(ValueError, match="expected labelled images for method 'contrastive', got MatchedSet"):
-        methods.create(named("paper/digits-conv4-simclr"), matched_halves(digits))
+    for name, data in (("digits-matching-triplet", digits), ("digits-conv4-simclr", matched_halves(digits))):
+        with pytest.raises(ValueError, match=f"for method .*, got {type(data).__name__}"):
+            methods.create(named(f"paper/{name}"), data)

@@ -222,7 +222,7 @@ def test_every_number_has_its_source(filled, keep):
     assert "6 runs, 60 s of training" in words
 
 
-def test_a_run_of_several_sittings_names_them_all(keep, tmp_path):
+def test_a_run_of_several_resumptions_names_them_all(keep, tmp_path):
     earlier = [{"epoch": 1, "commit": "fff"}, {"epoch": 5, "commit": "0123abc"}, "words"]
     keep("paper/cifar10-conv4-simclr", 1, {"probe_accuracy": 0.5}, about={"earlier": earlier})
     keep("paper/cifar10-conv4-simclr", 2, {"probe_accuracy": 0.5})

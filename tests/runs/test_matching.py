@@ -22,7 +22,7 @@ from setwise.recipe import Recipe
 from setwise.runs import matching
 from setwise.training import checkpoint
 from setwise.training.engine import Engine
-from setwise.training.loop import How
+from setwise.training.loop import RunOptions
 
 CPU = torch.device("cpu")
 QUICK = ["--device", "cpu", "--quiet"]
@@ -130,9 +130,11 @@ def test_a_stopped_run_ends_like_a_whole_one(run, tmp_path, monkeypatch):
     assert len(data.train) == 280
     monkeypatch.setattr(matching, "match", stop)
     with pytest.raises(KeyboardInterrupt):
-        matching.run_matching(recipe, tmp_path, name="x", seed=2, how=How(CPU, quiet=True, checkpoint_seconds=0.0))
+        matching.run_matching(
+            recipe, tmp_path, name="x", seed=2, how=RunOptions(CPU, quiet=True, checkpoint_seconds=0.0)
+        )
     monkeypatch.setattr(matching, "match", original)
-    record = matching.run_matching(recipe, tmp_path, name="x", seed=2, how=How(CPU, quiet=True, resume=True))
+    record = matching.run_matching(recipe, tmp_path, name="x", seed=2, how=RunOptions(CPU, quiet=True, resume=True))
     assert record["final"] == records.read(run)["final"]
 
 
@@ -236,5 +238,5 @@ def test_of_equal_epochs_the_first_is_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(matching, "matching_accuracy", lambda *pair: 0.5)
     monkeypatch.setattr(Engine, "keep", lambda engine: (kept.append(engine.epoch + 1), keep(engine)))
     recipe = find("paper/digits-matching-infonce").changed({"epochs": 2, "batch": 32, "instances": 100})
-    record = matching.run_matching(recipe, tmp_path, name="x", seed=1, how=How(CPU, quiet=True))
+    record = matching.run_matching(recipe, tmp_path, name="x", seed=1, how=RunOptions(CPU, quiet=True))
     assert kept == [record["final"]["best_epoch"]] == [1]

@@ -25,7 +25,7 @@ from setwise.paper.collected import collect
 from setwise.paper.jobs import Job
 from setwise.paper.recipes import recipe
 from setwise.recipe import Recipe
-from setwise.training import checkpoint, surroundings
+from setwise.training import checkpoint, environment
 
 SMALL = ["--device", "cpu", "--quiet", "--epochs", "2", "--probe.epochs", "20"]
 
@@ -380,13 +380,13 @@ def test_a_record_is_json(tmp_path):
 def test_paths_tell_nothing_of_the_machine(tmp_path):
     words = ["pretrain", "--out", str(tmp_path / "x"), "--data", "photos/train", f"--root={tmp_path / 'a=b'}"]
     said = ["pretrain", "--out", "x", "--data", "photos/train", "--root=a=b"]
-    assert list(map(surroundings.plain_path, words)) == said
+    assert list(map(environment.plain_path, words)) == said
 
 
 def test_the_command_is_recorded_without_the_machines_paths(monkeypatch):
     words = ["/somewhere/bin/setwise", "pretrain", "--out=/elsewhere/run", "--root", "/data/sets", "--seed", "3"]
     monkeypatch.setattr("sys.argv", words)
-    command = surroundings.surroundings(torch.device("cpu"))["command"]
+    command = environment.environment(torch.device("cpu"))["command"]
     assert command == ["setwise", "pretrain", "--out=run", "--root", "sets", "--seed", "3"]
 
 
@@ -397,8 +397,8 @@ def test_the_commit_is_that_of_the_source(tmp_path, monkeypatch):
         return subprocess.run(["git", *who, *words], cwd=folder, check=True, capture_output=True, text=True).stdout
 
     def commit(file):
-        monkeypatch.setattr(surroundings, "__file__", str(file))
-        return surroundings.surroundings(torch.device("cpu"))["commit"]
+        monkeypatch.setattr(environment, "__file__", str(file))
+        return environment.environment(torch.device("cpu"))["commit"]
 
     folder = tmp_path / "checkout"
     folder.mkdir()

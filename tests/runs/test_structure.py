@@ -15,7 +15,7 @@ from setwise.paper.recipes import recipe as find
 from setwise.runs import structure
 from setwise.runs.pretraining import pretrain
 from setwise.training.engine import Engine
-from setwise.training.loop import How, train
+from setwise.training.loop import RunOptions, train
 
 CPU = torch.device("cpu")
 LOSSES = {
@@ -121,8 +121,8 @@ def test_what_the_term_acts_on_is_kept_where_it_is_not_the_embeddings(name):
 def test_a_run_is_the_same_with_and_without_looking(tmp_path):
     changes = {"epochs": 3, "batch": 64, "evaluation.probe.epochs": 1}
     recipe = find("released/digits-conv4-sparseclr-qare").changed(changes)
-    record = pretrain(recipe, tmp_path / "a", name="x", seed=1, how=How(CPU, quiet=True))
-    _, last = train(recipe, load("digits", split="train"), tmp_path / "b", seed=1, how=How(CPU, quiet=True))
+    record = pretrain(recipe, tmp_path / "a", name="x", seed=1, how=RunOptions(CPU, quiet=True))
+    _, last = train(recipe, load("digits", split="train"), tmp_path / "b", seed=1, how=RunOptions(CPU, quiet=True))
     rows = [json.loads(line) for line in (tmp_path / "a" / "metrics.jsonl").read_text().splitlines()]
     assert [row["epoch"] for row in rows if "structure" in row] == [1, 2, 3]
     assert "structure" not in (tmp_path / "a" / "metrics.csv").read_text()

@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not there, nothing executed, clear words about everything else."""
+"""Checkpoints: whole or absent, no code run, clear errors about everything else."""
 
 import json
 import os
@@ -38,42 +38,35 @@ ONE = Checkpoint(
 )
 
 
+def content(found: Checkpoint) -> tuple[object, ...]:
+    """All of it, in what can be compared."""
+    tensors = {name: (x.dtype, x.shape, x.reshape(-1).view(torch.uint8).tolist()) for name, x in found.tensors.items()}
+    return replace(found, tensors={}), tensors
+
+
 def test_what_is_saved_is_loaded(tmp_path):
     path = tmp_path / "checkpoint.safetensors"
     checkpoint.save(path, ONE)
     for where in (path, tmp_path):
         found = checkpoint.load(where)
-        assert (found.recipe, found.seed, found.epoch, found.step) == (ONE.recipe, 7, 1, 11)
-        assert (found.history, found.data, found.seconds) == (ONE.history, ONE.data, 2.5)
-        assert found.tensors.keys() == TENSORS.keys()
-        assert all(torch.equal(found.tensors[n], x) and found.tensors[n].dtype == x.dtype for n, x in TENSORS.items())
+        assert content(found) == content(ONE)
     assert list(found.encoder_state()) == ["weight"]
     assert os.listdir(tmp_path) == ["checkpoint.safetensors"]
+    with safe_open(path, framework="numpy") as file:  # ordinary safetensors
+        assert file.get_tensor("model.encoder.weight").tolist() == [[0, 1, 2], [3, 4, 5]]
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="counts open files as Linux shows them")
-def test_no_file_stays_open(tmp_path):
-    checkpoint.save(tmp_path / "checkpoint.safetensors", ONE)
-    files = [os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")]
-    assert not [file for file in files if str(tmp_path) in file]
-
-
-@pytest.mark.skipif(os.name != "posix", reason="others have no such rights")
-def test_others_may_read_what_the_user_lets_them(tmp_path):
-    before = os.umask(0o026)
+def test_no_file_stays_open_and_others_may_read_what_the_user_lets_them(tmp_path):
+    path, before = tmp_path / "checkpoint.safetensors", os.umask(0o026)
     try:
+        checkpoint.save(path, ONE)
         checkpoint.write_text(tmp_path / "text", "words")
     finally:
-        after = os.umask(before)
-    assert (tmp_path / "text").stat().st_mode & 0o777 == 0o640
-    assert after == 0o026, "looking at it changes nothing"
-
-
-def test_weights_are_ordinary_safetensors(tmp_path):
-    path = tmp_path / "checkpoint.safetensors"
-    checkpoint.save(path, ONE)
-    with safe_open(path, framework="numpy") as file:
-        assert file.get_tensor("model.encoder.weight").tolist() == [[0, 1, 2], [3, 4, 5]]
+        assert os.umask(before) == 0o026
+    files = [os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")]
+    assert not [file for file in files if str(tmp_path) in file]
+    assert [x.stat().st_mode & 0o777 for x in (path, tmp_path / "text")] == [0o640, 0o640]
 
 
 def test_a_failed_write_leaves_the_old_one_and_no_litter(tmp_path, monkeypatch):
@@ -85,7 +78,7 @@ def test_a_failed_write_leaves_the_old_one_and_no_litter(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(TrainingError, match=r"could not write the checkpoint .*No space left.*intact.*--resume"):
+    with pytest.raises(TrainingError, match=r"No space left.*intact.*--resume"):
         checkpoint.save(path, ONE)
     assert path.read_bytes() == before
     assert os.listdir(tmp_path) == ["checkpoint.safetensors"]
@@ -96,40 +89,25 @@ def test_a_pickle_is_not_opened(tmp_path):
         def __reduce__(self):
             return (Path(tmp_path / "boom").touch, ())
 
-    for name, write in (("plain.pt", pickle.dumps(Bomb())), ("empty", b""), ("short", b"\x10")):
-        (tmp_path / name).write_bytes(write)
-        with pytest.raises(
-            ValueError, match=r"expected a checkpoint that setwise wrote at .*damaged or of another kind"
-        ):
-            checkpoint.load(tmp_path / name)
+    for name, written in (("plain.pt", pickle.dumps(Bomb())), ("empty", b""), ("short", b"\x10")):
+        (tmp_path / name).write_bytes(written)
     torch.save({"bomb": Bomb()}, tmp_path / "torch.pt")
-    with pytest.raises(ValueError, match="damaged or of another kind"):
-        checkpoint.load(tmp_path / "torch.pt")
+    for name in ("plain.pt", "empty", "short", "torch.pt"):
+        with pytest.raises(ValueError, match="damaged or of another kind"):
+            checkpoint.load(tmp_path / name)
     assert not (tmp_path / "boom").exists()
 
 
 def test_foreign_and_missing_files(tmp_path):
-    with pytest.raises(ValueError, match=r"expected a checkpoint at .*got no file there"):
-        checkpoint.load(tmp_path)
-    save_file({"x": torch.zeros(1)}, tmp_path / "other.safetensors")
-    with pytest.raises(ValueError, match="of another program.*; put a copy in its place, or remove it to begin again"):
-        checkpoint.load(tmp_path / "other.safetensors")
-    about = {"format": checkpoint.OLDER, "recipe": {"rate": 1}, "seed": 0, "epoch": 0, "step": 0, "history": []}
-    save_file({"x": torch.zeros(1)}, tmp_path / "other.safetensors", {"setwise": json.dumps(about)})
-    with pytest.raises(ValueError, match=r"this version cannot read.*got 'rate'"):
-        checkpoint.load(tmp_path / "other.safetensors")
-
-
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="others have no such files")
-def test_a_pipe_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ValueError, match="got no file there"):
-        checkpoint.load(tmp_path / "pipe")
-
-
-def content(found: Checkpoint) -> tuple[object, ...]:
-    tensors = {name: (x.dtype, x.shape, x.reshape(-1).view(torch.uint8).tolist()) for name, x in found.tensors.items()}
-    return replace(found, tensors={}), tensors
+    for path in (tmp_path, tmp_path / "pipe"):  # a pipe must not be waited for
+        with pytest.raises(ValueError, match=r"expected a checkpoint at .*got no file there"):
+            checkpoint.load(path)
+    about = {"format": checkpoint.OLDER, "recipe": {"rate": 1}, "seed": 0, "epoch": 0, "step": 0, "history": []}
+    for metadata, message in ((None, "of another program"), ({"setwise": json.dumps(about)}, "got 'rate'")):
+        save_file({"x": torch.zeros(1)}, tmp_path / "other.safetensors", metadata)
+        with pytest.raises(ValueError, match=message):
+            checkpoint.load(tmp_path / "other.safetensors")
 
 
 def test_a_changed_bit_changes_nothing_unseen(tmp_path):
@@ -140,7 +118,7 @@ def test_a_changed_bit_changes_nothing_unseen(tmp_path):
         "c": torch.tensor([True, False]),
         "d": torch.empty(0),
     }
-    checkpoint.save(path, replace(ONE, tensors=tensors, sittings=[{"epoch": 1}]))
+    checkpoint.save(path, replace(ONE, tensors=tensors, resumptions=[{"epoch": 1}]))
     whole, before = path.read_bytes(), content(checkpoint.load(path))
     assert before[1] == content(replace(ONE, tensors=tensors))[1]
     start = 8 + int.from_bytes(whole[:8], "little")
@@ -187,43 +165,25 @@ def test_a_process_that_has_imported_nothing_else_reads_one():
         {"epoch": 2},
         {"epoch": 0},
         {"step": 12},
+        {"step": -1},
         {"recipe": replace(ONE.recipe, epochs=1)},
         {"recipe": replace(ONE.recipe, epochs=0)},
         {"history": [{"epoch": 2}]},
+        {"history": [1]},
+        {"resumptions": 1},
+        {"data": {"shape": 7}},
+        {"data": {"shape": None}},
+        {"seconds": float("nan")},
     ],
 )
-def test_counters_that_no_run_can_have_are_refused(tmp_path, change):
-    checkpoint.save(tmp_path / "checkpoint.safetensors", ONE)
-    checkpoint.load(tmp_path)
+def test_what_no_run_can_have_written_is_refused(tmp_path, change):
     checkpoint.save(tmp_path / "checkpoint.safetensors", replace(ONE, **change))
     with pytest.raises(ValueError, match="this version cannot read"):
         checkpoint.load(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"history": [1]}, "a history that is no list of epochs"),
-        ({"data": {"shape": 7}}, "images of shape 7"),
-        ({"data": {"shape": None}}, "images of shape None"),
-        ({"seconds": float("nan")}, "nan seconds"),
-        ({"step": -1}, "counters"),
-    ],
-)
-def test_what_a_file_says_of_itself_is_checked(tmp_path, change, said):
-    path = tmp_path / "checkpoint.safetensors"
-    checkpoint.save(path, ONE)
-    with safe_open(path, framework="pt") as file:
-        about = json.loads(file.metadata()["setwise"])
-    about |= {"format": checkpoint.OLDER} | change  # without a checksum
-    del about["crc32"]
-    save_file(TENSORS, path, {"setwise": json.dumps(about)})
-    with pytest.raises(ValueError, match=f"this version cannot read .*{said}"):
-        checkpoint.load(path)
-
-
 @given(st.data())
-def test_damaged_files_are_told_not_obeyed(tmp_path_factory, data):
+def test_damaged_files_are_refused_or_read(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("damaged")
     checkpoint.save(folder / "good.safetensors", ONE)
     raw = bytearray((folder / "good.safetensors").read_bytes())

@@ -142,75 +142,29 @@ def test_preparing_leaves_no_trace(digits, recipe):
         assert all((x == 0).all() for x in state.values())
 
 
-def test_sgd_with_momentum_and_decay_equals_torch(digits):
-    sgd = {"name": "sgd", "lr": 0.1, "momentum": 0.8, "weight_decay": 0.01}
-    tree = {"method": "supervised", "views": "none", "optimizer": sgd, "schedule": "steps", "precision": "float64"}
-    recipe = Recipe.read(tree | {"epochs": 4, "batch": 50})
-    engine = trained(recipe, digits, epochs=4)
-    torch.manual_seed(1)
-    model = methods.create(recipe, digits).double()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.8, weight_decay=0.01)
-    views = preset("none", mean=digits.mean, std=digits.std)
-    for epoch, lr in enumerate([0.1, 0.1, 0.01, 0.001]):
-        optimizer.param_groups[0]["lr"] = lr
-        loss = hits = 0.0
-        for samples in epoch_order(200, seed=1, epoch=epoch).split(50):
-            x = views(digits.images[samples], samples=samples, seed=1, epoch=epoch).double()
-            optimizer.zero_grad()
-            logits, labels = model.classifier(model.encoder(x)), digits.labels[samples]
-            mean = nn.functional.cross_entropy(logits, labels)
-            mean.backward()
-            optimizer.step()
-            loss += mean.item() / 4
-            hits += (logits.argmax(1) == labels).double().mean().item() / 4
-    assert engine.means() == pytest.approx({"loss": loss, "accuracy": hits}, rel=1e-6)
-    assert hits > 0.5
-    expected = torch.cat([x.flatten() for x in model.state_dict().values()])
-    torch.testing.assert_close(weights(engine), expected, rtol=1e-9, atol=1e-11)
-
-
-def adam(w, grads, lr, *, decay=0.0, decoupled=False):
-    m = v = 0.0
-    for t, grad in enumerate(grads(), 1):
-        g = grad(w) if decoupled else grad(w) + decay * w
-        w = w - lr * decay * w if decoupled else w
-        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
-        w = w - lr * (m / (1 - 0.9**t)) / (math.sqrt(v / (1 - 0.999**t)) + 1e-8)
-    return w
-
-
-def sgd(w, grads, lr, *, momentum, decay):
-    b = 0.0
-    for grad in grads():
-        b = momentum * b + grad(w) + decay * w
-        w = w - lr * b
-    return w
-
-
-def grads():
-    """Of w⁴ / 4 and its multiples."""
-    return [lambda w, scale=scale: scale * w**3 for scale in range(1, 6)]
-
-
 @pytest.mark.parametrize(
-    ("name", "options", "by_hand"),
+    ("name", "options", "theirs"),
     [
-        ("adam", {"weight_decay": 0.3}, lambda w, lr: adam(w, grads, lr, decay=0.3)),
-        ("adamw", {"weight_decay": 0.3}, lambda w, lr: adam(w, grads, lr, decay=0.3, decoupled=True)),
-        ("adamw", {}, lambda w, lr: adam(w, grads, lr, decay=0.05, decoupled=True)),
-        ("sgd", {"momentum": 0.5, "weight_decay": 0.3}, lambda w, lr: sgd(w, grads, lr, momentum=0.5, decay=0.3)),
-        ("sgd", {}, lambda w, lr: sgd(w, grads, lr, momentum=0.9, decay=0.0)),
+        ("adam", {"weight_decay": 0.3}, lambda w: torch.optim.Adam(w, 0.05, weight_decay=0.3)),
+        ("adamw", {}, lambda w: torch.optim.AdamW(w, 0.05, weight_decay=0.05)),
+        ("adamw", {"weight_decay": 0.3}, lambda w: torch.optim.AdamW(w, 0.05, weight_decay=0.3)),
+        ("sgd", {}, lambda w: torch.optim.SGD(w, 0.05, momentum=0.9)),
+        ("sgd", {"momentum": 0.5, "weight_decay": 0.3}, lambda w: torch.optim.SGD(w, 0.05, 0.5, weight_decay=0.3)),
     ],
 )
-def test_optimizers_by_hand(name, options, by_hand):
-    w, lr = nn.Parameter(torch.tensor(0.7, dtype=torch.float64)), torch.tensor(0.05, dtype=torch.float64)
-    optimizer = register.optimizer.make(name, options | {"lr": 0.05}, groups=[{"params": [w]}])
-    tensors = register.optimizer[name].make([{"params": [w]}], lr=lr, **options)
-    assert type(tensors) is type(optimizer), "a rate may be a tensor"
-    for grad in grads():
-        w.grad = grad(w.detach())
-        optimizer.step()
-    assert w.item() == pytest.approx(by_hand(0.7, 0.05), rel=1e-9)
+def test_optimizers_are_torchs(name, options, theirs):
+    mine, other, by_tensor = (nn.Parameter(torch.tensor(0.7, dtype=torch.float64)) for _ in range(3))
+    rate = torch.tensor(0.05, dtype=torch.float64)
+    makers = (
+        (register.optimizer.make(name, options | {"lr": 0.05}, groups=[{"params": [mine]}]), mine),
+        (register.optimizer[name].make([{"params": [by_tensor]}], lr=rate, **options), by_tensor),
+        (theirs([other]), other),
+    )
+    for scale in range(1, 6):
+        for optimizer, w in makers:
+            w.grad = scale * w.detach() ** 3
+            optimizer.step()
+    assert mine.item() == by_tensor.item() == pytest.approx(other.item(), rel=1e-9)
 
 
 class TwoRates(methods.Supervised):
@@ -221,31 +175,37 @@ class TwoRates(methods.Supervised):
         return [slow, {"params": [self.classifier.weight], "lr": 0.5, "weight_decay": 0.0}]
 
 
-def test_groups_have_their_own_rates_and_decays(digits, monkeypatch):
+def test_groups_with_their_own_rates_and_decays_equal_torch(digits, monkeypatch):
     len(register.method)
     monkeypatch.setattr(register.method, "_entries", dict(register.method._entries))
-    register.method("two-rates", about="A test's.")(lambda parts: TwoRates(parts.encoder, 64, 10, parts.views))
+    register.method("two-rates", about="A test's.")(TwoRates)
     sgd = {"name": "sgd", "lr": 0.05, "momentum": 0.8, "weight_decay": 0.7}
     tree = {"method": "two-rates", "optimizer": sgd, "schedule": "cosine", "epochs": 2, "batch": 100, "views": "none"}
     recipe = Recipe.read(tree | {"precision": "float64"})
-    engine, plain = (Engine(recipe, digits, seed=1, device=CPU) for _ in range(2))
-    model = plain.method
+    engine = trained(recipe, digits, epochs=2)
+    torch.manual_seed(1)
+    model = methods.create(recipe, digits).double()
+    bias = model.classifier.bias.clone()
     groups = [
         {"params": list(model.encoder.parameters()), "weight_decay": 0.1},
         {"params": [model.classifier.weight], "weight_decay": 0.0},
     ]
-    optimizer, bias = torch.optim.SGD(groups, lr=0.05, momentum=0.8), model.classifier.bias.clone()
+    optimizer, views = torch.optim.SGD(groups, lr=0.05, momentum=0.8), preset("none", mean=digits.mean, std=digits.std)
     for epoch in range(2):
-        engine.begin(epoch)
-        plain.begin(epoch)
-        for turn in range(2):
-            engine.step()
+        loss = hits = 0.0
+        for turn, samples in enumerate(epoch_order(200, seed=1, epoch=epoch).split(100)):
             rate = 0.5 * (1 + math.cos(math.pi * (2 * epoch + turn) / 4))
             for group, peak in zip(optimizer.param_groups, (0.05, 0.5), strict=True):
                 group["lr"] = peak * rate
             optimizer.zero_grad()
-            model(plain.batch(plain._order[100 * turn : 100 * turn + 100]))["loss"].backward()
+            x = views(digits.images[samples], samples=samples, seed=1, epoch=epoch).double()
+            logits, labels = model.classifier(model.encoder(x)), digits.labels[samples]
+            mean = nn.functional.cross_entropy(logits, labels)
+            mean.backward()
             optimizer.step()
+            loss += mean.item() / 2
+            hits += (logits.argmax(1) == labels).double().mean().item() / 2
+    assert engine.means() == pytest.approx({"loss": loss, "accuracy": hits}, rel=1e-6)
     for name, x in model.state_dict().items():
         torch.testing.assert_close(engine.method.state_dict()[name], x, rtol=1e-9, atol=1e-11)
     assert torch.equal(engine.method.classifier.bias, bias)
@@ -257,40 +217,23 @@ def test_groups_have_their_own_rates_and_decays(digits, monkeypatch):
 
 def test_restoring_in_mid_epoch_goes_on_with_the_same_bits(digits, recipe):
     recipe = recipe.changed({"schedule": "cosine"})
-    whole = trained(recipe, digits, epochs=2)
-    half = Engine(recipe, digits, seed=1, device=CPU)
-    half.begin(0)
-    for _ in range(2):
-        half.step()
-    kept = {name: x.clone() for name, x in half.tensors().items()}
-    other = Engine(recipe, digits, seed=1, device=CPU)
-    other.restore(kept)
-    other.begin(0, 2)
-    other.step()
-    other.step()
-    assert trained(recipe, digits).means() == other.means()
-    other.begin(1)
-    for _ in range(4):
-        other.step()
+    whole, half, other = trained(recipe, digits, epochs=2), trained(recipe, digits, 2), trained(recipe, digits, 0)
+    half.keep()
+    kept = {name: x.clone() for name, x in half.method.state_dict().items()}
+    other.restore({name: x.clone() for name, x in half.tensors().items()})
+    for epoch, first in ((0, 2), (1, 0)):
+        other.begin(epoch, first)
+        for _ in range(first, 4):
+            other.step()
+        if epoch == 0:
+            assert trained(recipe, digits).means() == other.means()
     assert torch.equal(weights(whole), weights(other))
     assert whole.means() == other.means()
-    start = Engine(recipe, digits, seed=1, device=CPU)
-    other.restore(start.tensors())
-    assert torch.equal(weights(other), weights(start)), "one without sums, from before the first step"
-
-
-def test_what_is_kept_stays_and_is_restored(digits, recipe):
-    engine = trained(recipe, digits)
-    engine.keep()
-    kept = {name: x.clone() for name, x in engine.method.state_dict().items()}
-    engine.begin(1)
-    engine.step()
-    other = Engine(recipe, digits, seed=1, device=CPU)
-    other.restore(engine.tensors())
-    assert torch.equal(weights(other), weights(engine))
     assert other.kept.keys() == kept.keys()
-    assert all(torch.equal(other.kept[name], x) for name, x in kept.items())
-    assert any(not torch.equal(engine.method.state_dict()[name], x) for name, x in kept.items())
+    assert all(torch.equal(other.kept[name], x) for name, x in kept.items()), "training leaves them as they are"
+    start = Engine(recipe, digits, seed=1, device=CPU)
+    whole.restore(start.tensors())
+    assert torch.equal(weights(whole), weights(start)), "one without sums, from before the first step"
 
 
 def test_an_epoch_begins_with_the_method_prepared_and_in_training(digits, monkeypatch):
@@ -308,32 +251,31 @@ def test_restoring_something_else_is_refused_and_changes_nothing(digits, recipe)
     engine = Engine(recipe, digits, seed=1, device=CPU)
     before = weights(engine)
     good = {name: x.clone() + 1 for name, x in engine.tensors().items()}
-    missing = dict(list(good.items())[1:])
-    with pytest.raises(ValueError, match=r"expected shape .* got no such tensor.*another run"):
-        engine.restore(missing)
-    with pytest.raises(ValueError, match="expected no such tensor for model.more"):
-        engine.restore(good | {"model.more": torch.zeros(3)})
-    with pytest.raises(ValueError, match=r"expected shape \(256,\) for model.head.0.bias, got shape \(1,\)"):
-        engine.restore(good | {"model.head.0.bias": torch.zeros(1)})
-    with pytest.raises(ValueError, match=r"expected model.head.0.weight of torch.float32, got torch.float64"):
-        engine.restore(good | {"model.head.0.weight": good["model.head.0.weight"].double()})
+    head = "model.head.0.bias"
+    for other, message in (
+        (dict(list(good.items())[1:]), "got no such tensor"),
+        (good | {"model.more": torch.zeros(3)}, "expected no such tensor for model.more"),
+        (good | {head: torch.zeros(1)}, rf"\(256,\) for {head}, got torch.float32 of shape \(1,\)"),
+        (good | {head: good[head].double()}, rf"expected torch.float32 .* for {head}, got torch.float64"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            engine.restore(other)
     assert torch.equal(weights(engine), before)
 
 
 def test_bad_settings(digits, recipe):
-    with pytest.raises(ValueError, match=r"expected a batch of at most the 200 images of digits, got 500"):
-        Engine(replace(recipe, batch=500, drop_last=True), digits, seed=1, device=CPU)
-    for seed in (-1, 2**63):
-        with pytest.raises(ValueError, match=rf"expected a seed from 0 to 2\^63 - 1, got {seed}"):
-            Engine(recipe, digits, seed=seed, device=CPU)
     one = replace(digits, images=digits.images[:1], labels=digits.labels[:1])
-    with pytest.raises(ValueError, match="expected at least two images to train on, got 1 in digits"):
-        Engine(recipe, one, seed=1, device=CPU)
-    for seed in (0, 2**63 - 1):
-        untrained = Engine(replace(recipe, epochs=0, batch=500, drop_last=True), one, seed=seed, device=CPU)
-        assert untrained.means() == {}
-    with pytest.raises(ValueError, match="expected images of at least 8 x 8 pixels for conv4, got 8 x 4; .* resnet8"):
-        Engine(recipe, replace(digits, images=digits.images[..., :4]), seed=1, device=CPU)
+    large = replace(recipe, batch=500, drop_last=True)
+    for given, data, seed, message in (
+        (large, digits, 1, "expected a batch of at most the 200 images of digits, got 500"),
+        (recipe, digits, -1, "got -1"),
+        (recipe, digits, 2**63, r"expected a seed from 0 to 2\^63 - 1"),
+        (recipe, one, 1, "expected at least two images to train on, got 1 in digits"),
+        (recipe, replace(digits, images=digits.images[..., :4]), 1, "at least 8 x 8 pixels for conv4, got 8 x 4"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Engine(given, data, seed=seed, device=CPU)
+    assert Engine(replace(large, epochs=0), one, seed=2**63 - 1, device=CPU).means() == {}
 
 
 def test_a_part_of_a_gpu_is_warned_of(monkeypatch):
@@ -345,11 +287,10 @@ def test_a_part_of_a_gpu_is_warned_of(monkeypatch):
 
 
 @pytest.mark.parametrize("value", ["nan", "inf"])
-def test_a_loss_that_is_not_finite_is_told(digits, recipe, value):
+def test_a_loss_that_is_not_finite_is_an_error(digits, recipe, value):
     engine = trained(recipe, digits)
     engine._totals["loss"].fill_(float(value))
-    said = rf"expected a finite loss, got {value} in epoch 1, by step 4 of 4; a lower lr"
-    with pytest.raises(TrainingError, match=said):
+    with pytest.raises(TrainingError, match=f"expected a finite loss, got {value} in epoch 1, by step 4 of 4"):
         engine.means()
     engine.begin(1)
     assert engine.means() == dict.fromkeys(("loss", "pairwise", "regularizer"), 0.0)

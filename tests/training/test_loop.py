@@ -2,7 +2,7 @@
 
 import os
 import signal
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -13,7 +13,7 @@ from setwise.recipe import Recipe
 from setwise.training import checkpoint, loop
 from setwise.training.engine import Engine
 from setwise.training.errors import Interrupted, TrainingError
-from setwise.training.loop import How, train
+from setwise.training.loop import RunOptions, train
 from setwise.training.progress import Reporter
 from setwise.training.schedule import epoch_rates
 
@@ -51,22 +51,22 @@ def saved(monkeypatch):
 
 
 def test_a_run_second_by_second(tmp_path, digits, recipe, clock, saved, monkeypatch):
-    shown, told = [], set()
+    shown, made = [], set()
 
     def update(self: Reporter, done: float, means: dict[str, float], force: bool = False) -> None:
         shown.append((done, force))
-        told.add((self.title, self.epochs, self.images, self.quiet))
+        made.add((self.title, self.epochs, self.images, self.quiet))
 
     def measure(engine: Engine, history: list[dict[str, float]]) -> dict[str, float]:
         return {"measured": len(history)}
 
     monkeypatch.setattr(loop, "LOOK_SECONDS", 3.0)
     monkeypatch.setattr(Reporter, "update", update)
-    recipe, how = recipe.changed({"schedule": "cosine"}), How(CPU, checkpoint_seconds=5, quiet=True)
+    recipe, how = recipe.changed({"schedule": "cosine"}), RunOptions(CPU, checkpoint_seconds=5, quiet=True)
     _, last = train(recipe, digits, tmp_path / "a" / "b", seed=1, how=how, title="a run", after_epoch=measure)
     assert saved == [(1, 1, 5.0), (2, 2, 10.0), (3, 0, 12.0)]
     assert shown == [(0.25, False), (1, False), (1.25, False), (2, False), (2.25, False), (3, True)]
-    assert told == {("a run", 3, 200, True)}
+    assert made == {("a run", 3, 200, True)}
     assert [(row["epoch"], row["seconds"], row["images_per_second"]) for row in last.history] == [
         (1, 4.0, 50.0),
         (2, 4.0, 50.0),
@@ -78,7 +78,7 @@ def test_a_run_second_by_second(tmp_path, digits, recipe, clock, saved, monkeypa
 
 def test_a_run_that_is_stopped_again_and_again(tmp_path, digits, recipe, clock, saved):
     """In the last step of an epoch, in the middle of one, in the last one."""
-    recipe, how = recipe.changed({"schedule": "cosine"}), How(CPU, resume=True, quiet=True)
+    recipe, how = recipe.changed({"schedule": "cosine"}), RunOptions(CPU, resume=True, quiet=True)
     whole, at_once = train(recipe, digits, tmp_path / "whole", seed=1, how=how)
     clock.now = 1000.0
     for second, number in ((4, signal.SIGTERM), (6, signal.SIGINT), (10, signal.SIGTERM)):
@@ -101,7 +101,9 @@ def test_a_run_that_is_stopped_again_and_again(tmp_path, digits, recipe, clock, 
 
 def test_weights_to_start_from_are_taken(tmp_path, digits, recipe):
     start = Engine(recipe, digits, seed=2, device=CPU).method.encoder.state_dict()
-    engine, last = train(replace(recipe, epochs=0), digits, tmp_path, seed=1, how=How(CPU, quiet=True), encoder=start)
+    engine, last = train(
+        replace(recipe, epochs=0), digits, tmp_path, seed=1, how=RunOptions(CPU, quiet=True), encoder=start
+    )
     for found in (engine.method.encoder.state_dict(), last.encoder_state()):
         assert all(torch.equal(found[name], x) for name, x in start.items())
 
@@ -109,7 +111,7 @@ def test_weights_to_start_from_are_taken(tmp_path, digits, recipe):
 def test_what_has_diverged_is_not_written(tmp_path, digits, clock, saved, monkeypatch):
     """A loss that does not look at its input: every checkpoint does."""
     recipe = Recipe.read({"method": "supervised", "epochs": 1, "batch": 60, "optimizer": {"name": "adam", "lr": 1e30}})
-    how = How(CPU, checkpoint_seconds=0, quiet=True)
+    how = RunOptions(CPU, checkpoint_seconds=0, quiet=True)
     monkeypatch.setattr(loop, "LOOK_SECONDS", 1e9)
     with pytest.raises(TrainingError, match=r"expected a finite loss, got .* in epoch 1, by step 2 of 4"):
         train(recipe, digits, tmp_path, seed=1, how=how)
@@ -126,23 +128,21 @@ def test_weights_that_the_last_step_lost_are_not_written(tmp_path, digits, recip
             next(engine.method.encoder.parameters()).data.view(-1)[3] = float("inf")
 
     monkeypatch.setattr(Engine, "step", last_step)
-    with pytest.raises(
-        TrainingError, match=r"finite weights, got others in encoder.*weight after step 4 of 4 of epoch 3"
-    ):
-        train(recipe, digits, tmp_path, seed=1, how=How(CPU, checkpoint_seconds=5, quiet=True))
+    with pytest.raises(TrainingError, match=r"finite weights, got others in encoder.*in epoch 3, by step 4 of 4"):
+        train(recipe, digits, tmp_path, seed=1, how=RunOptions(CPU, checkpoint_seconds=5, quiet=True))
     assert [s[:2] for s in saved] == [(1, 1), (2, 2)]
 
 
-@pytest.mark.parametrize(("raised", "told"), [(ValueError, TrainingError), (RuntimeError, RuntimeError)])
-def test_another_error_gets_no_advice(tmp_path, digits, recipe, clock, raised, told):
+@pytest.mark.parametrize(("raised", "seen"), [(ValueError, TrainingError), (RuntimeError, RuntimeError)])
+def test_another_error_gets_no_advice(tmp_path, digits, recipe, clock, raised, seen):
     def fail():
         raise raised("something else")
 
     clock.after[6] = fail
     with pytest.raises(RuntimeError) as error:
-        train(recipe, digits, tmp_path, seed=1, how=How(CPU, quiet=True))
-    assert error.type is told
-    assert str(error.value) == ("epoch 2, step 2 of 4: " if told is TrainingError else "") + "something else"
+        train(recipe, digits, tmp_path, seed=1, how=RunOptions(CPU, quiet=True))
+    assert error.type is seen
+    assert str(error.value) == ("epoch 2, step 2 of 4: " if seen is TrainingError else "") + "something else"
 
 
 def test_a_lost_terminal_is_ignored_where_the_user_says_so():
@@ -162,17 +162,25 @@ def test_signals_are_given_back_and_not_taken_from_the_main_thread():
     with loop._Signals():
         assert all(signal.getsignal(number) not in before for number in numbers)
     assert [signal.getsignal(number) for number in numbers] == before
-    failed = []
 
     def elsewhere():
-        try:
-            with loop._Signals():
-                pass
-        except ValueError as error:
-            failed.append(error)
+        with loop._Signals() as signals:
+            return signals
 
-    thread = threading.Thread(target=elsewhere)
-    thread.start()
-    thread.join()
-    assert not failed
+    with ThreadPoolExecutor() as pool:
+        assert not pool.submit(elsewhere).result().seen
     assert [signal.getsignal(number) for number in numbers] == before
+
+
+def test_one_signal_may_come_twice(monkeypatch):
+    """From the terminal, and from the process that started this one and heard it too."""
+    with loop._Signals() as signals:
+        try:
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
+                os.kill(os.getpid(), number)
+        except KeyboardInterrupt:
+            pytest.fail("obeyed at once, without a checkpoint")
+        assert signals.seen == signal.SIGTERM
+        monkeypatch.setattr(loop, "ONE_SIGNAL_SECONDS", 0.0)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)

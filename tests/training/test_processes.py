@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -18,73 +19,29 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import setwise.register as register
 from setwise import methods
 from setwise.data import ImageSet, load, matched_halves
+from setwise.losses.parallel import Processes
 from setwise.losses.presets import objective_of
 from setwise.recipe import Recipe
 from setwise.training import checkpoint, loop
 from setwise.training.engine import Engine
 from setwise.training.errors import Interrupted
-from setwise.training.loop import How, train
-from setwise.training.processes import Processes, join, leave, share_norms
+from setwise.training.loop import RunOptions, train
+from setwise.training.processes import join, leave, share_norms
 
 CPU = torch.device("cpu")
 EPOCHS = 2
 QARE = {"loss": "info-nce", "terms": [{"term": "qare", "weight": 0.5}]}
 
 
-class BYOL(methods.Method):
-    """Predict a slowly moving copy of yourself, which is frozen but in training mode."""
-
-    def __init__(self, parts):
-        super().__init__()
-        self.views = parts.views
-        layers = nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 8), nn.BatchNorm1d(8, affine=False)
-        self.encoder = nn.Sequential(nn.Flatten(), *layers)
-        self.predict = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8, momentum=None), nn.ReLU(), nn.Linear(8, 8))
-        self.target = copy.deepcopy(self.encoder).requires_grad_(False)
-
-    def forward(self, batch):
-        x = batch.view(self.views, count=2)
-        with torch.no_grad():
-            goal = self.target(x).roll(len(x) // 2, 0)
-        return {"loss": 1 - nn.functional.cosine_similarity(self.predict(self.encoder(x)), goal).mean()}
-
-    def after_step(self, step, total):
-        for slow, fast in zip(self.target.parameters(), self.encoder.parameters(), strict=True):
-            slow.lerp_(fast, 0.1 * (1 - step / total).to(slow))
-
-    def share(self, peers):
-        pass
-
-
-class Probe(methods.Method):
-    """A classifier of a frozen encoder that stays in eval mode."""
-
-    def __init__(self, parts):
-        super().__init__()
-        self.encoder = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8)).requires_grad_(False)
-        self.classifier = nn.Sequential(nn.BatchNorm1d(8, track_running_stats=False), nn.Linear(8, 10))
-
-    def train(self, mode=True):
-        super().train(mode)
-        self.encoder.eval()
-        return self
-
-    def forward(self, batch):
-        features = self.encoder(batch.images.to(batch.dtype) / 255)
-        return {"loss": nn.functional.cross_entropy(self.classifier(features), batch.labels)}
-
-    def share(self, peers):
-        pass
-
-
 class Silent(methods.Method):
     """Compares the samples of a batch, and says nothing of many processes."""
 
-    peers = None
+    processes = None
 
     def __init__(self, parts):
         super().__init__()
@@ -92,18 +49,18 @@ class Silent(methods.Method):
 
     def forward(self, batch):
         z = self.encoder(batch.images.flatten(1).to(batch.dtype))
-        z = z if self.peers is None else self.peers.gather(z)
+        z = z if self.processes is None else self.processes.gather(z)
         return {"loss": torch.cov(z.T).square().mean().log()}
 
 
 class Gathering(Silent):
     """The same, but it gathers them."""
 
-    def share(self, peers):
-        self.peers = peers
+    def share(self, processes):
+        self.processes = processes
 
 
-OWN = {"byol": BYOL, "probe": Probe, "silent": Silent, "gathering": Gathering}
+OWN = {"silent": Silent, "gathering": Gathering}
 TREES = {
     "simclr-qare": {"objective": QARE},
     "released-simclr-qare": {"objective": objective_of("released/simclr-qare", 0.5).tree()},
@@ -121,8 +78,6 @@ TREES = {
     },
     "deepcluster": {"method": "deepcluster"},
     "deepinfomax": {"method": "deepinfomax"},
-    "byol": {"method": "byol"},
-    "probe": {"method": "probe"},
     "gathering": {"method": "gathering"},
 }
 BFLOAT16 = ("simclr-qare", "deepinfomax")
@@ -172,17 +127,17 @@ def loops(processes: Processes, folder: Path) -> dict[str, object]:
     """The loop, where for the second process alone it is time to stop, later for both; and to save, or to look."""
     loop.AGREE_STEPS, loop.LOOK_SECONDS = 2, 1e9 if processes.first else 0.0
     recipe = Recipe.read(TREES["supervised"] | {"batch": 20, "precision": "float64", "epochs": 2})
-    how = How(CPU, True, processes, checkpoint_seconds=1e9 if processes.first else 0.0)
+    how = RunOptions(CPU, True, processes, checkpoint_seconds=1e9 if processes.first else 0.0)
     saved, save, step = [], checkpoint.save, Engine.step
     checkpoint.save = lambda path, it: (saved.append((it.epoch, it.step)), save(path, it))
 
-    def told(engine: Engine) -> None:
+    def signalled(engine: Engine) -> None:
         step(engine)
         place = engine.epoch, engine.step_in_epoch
         if place == (1, 2) or (place == (0, 2) and not processes.first):
             os.kill(os.getpid(), signal.SIGINT if processes.first else signal.SIGTERM)
 
-    Engine.step, stopped = told, []
+    Engine.step, stopped = signalled, []
     for _ in range(3):
         dist.barrier()  # the first one may be writing still
         try:
@@ -230,9 +185,12 @@ def joined(rank: int, size: int, folder: str) -> Processes:
     os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "WORLD_SIZE": str(size)}
     torch.set_num_threads(1)
     limit = timedelta(minutes=5)  # instead of half an hour, should they wait for different things
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=size, timeout=limit)
-    assert join(CPU) == (Processes(rank, size), CPU)  # as they are already
-    return Processes(rank, size)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=size, timeout=limit
+    )
+    processes, device = join(CPU)  # as they are already
+    assert (processes.rank, processes.size, device) == (rank, size, CPU)
+    return processes
 
 
 def one_of_four(rank: int, size: int, folder: str) -> None:
@@ -247,14 +205,14 @@ def one_of_two_on_a_gpu(rank: int, size: int, folder: str) -> None:
 
 def one_of_two(rank: int, size: int, folder: str) -> None:
     processes = joined(rank, size, folder)
-    with (Path(folder) / f"said-{rank}").open("w") as sys.stderr:
-        told = loops(processes, Path(folder))
+    with (Path(folder) / f"stderr-{rank}").open("w") as sys.stderr:
+        looped = loops(processes, Path(folder))
     sys.stderr = sys.__stderr__
     found = {name: run(name, processes) for name in TREES}
     found |= {("bfloat16", name): run(name, processes, "bfloat16") for name in BFLOAT16}
     found["clusters"] = clusters(processes)
     found |= normed(processes, CPU)
-    found["loops"] = told | {"said": (Path(folder) / f"said-{rank}").read_text()}
+    found["loops"] = looped | {"stderr": (Path(folder) / f"stderr-{rank}").read_text()}
     torch.save(found, f"{folder}/{rank}.pt")
     leave()
     leave()
@@ -302,10 +260,10 @@ def test_two_processes_decide_together_and_one_writes(found):
     # They ask each other after the first, third and fifth step; the signals came after the second.
     before, after = [(0, 1), (0, 3), (1, 0), (1, 1), (1, 3)], [(2, 0), (2, 0)]
     assert first["saved"] == [*before, *after, *before, *after]
-    assert (second["saved"], second["written"], second["said"]) == ([], [".checkpoint.safetensors.abcd1234"], "")
+    assert (second["saved"], second["written"], second["stderr"]) == ([], [".checkpoint.safetensors.abcd1234"], "")
     assert first["sizes"] == [20, 20, 20, 20, 14], "one image is left out, the processes hold equal parts"
     assert first["written"] == [".lock", "checkpoint.safetensors", "metrics.csv", "metrics.jsonl"]
-    assert first["said"].startswith("training: epoch 2/2  loss ")
+    assert first["stderr"].startswith("training: epoch 2/2  loss ")
     stopped, whole = first["checkpoints"]
     assert stopped.tensors.keys() == whole.tensors.keys()
     for name, x in whole.tensors.items():
@@ -374,16 +332,22 @@ def test_a_norm_that_computes_something_else_is_refused():
         share_norms(nn.Sequential(Rectified(3)), CPU)
 
 
-def test_a_method_that_says_nothing_of_many_processes_is_refused(digits):
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+@contextmanager
+def one_of(size: int) -> Iterator[Processes]:
+    """The first of many processes, of which the others are not there: nothing that is sent arrives."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
     try:
-        with registered():
-            recipe, said = Recipe.read({"method": "silent", "batch": 20}), "Silent without share.*; add share"
-            with pytest.raises(ValueError, match=f"expected a method that says .* got {said}"):
-                Engine(recipe, digits, seed=1, device=CPU, processes=Processes(0, 2))
-            Engine(recipe, digits, seed=1, device=CPU)
+        yield Processes()
     finally:
         leave()
+
+
+def test_a_method_that_says_nothing_of_many_processes_is_refused(digits):
+    with registered():
+        recipe = Recipe.read({"method": "silent", "batch": 20})
+        with one_of(2) as both, pytest.raises(ValueError, match="got Silent without share.*; add share"):
+            Engine(recipe, digits, seed=1, device=CPU, processes=both)
+        Engine(recipe, digits, seed=1, device=CPU)
 
 
 @pytest.mark.parametrize("name", BFLOAT16)
@@ -415,5 +379,5 @@ def test_torchrun_on_the_command_line(tmp_path):
 
 
 def test_a_batch_that_cannot_be_shared(digits, recipe):
-    with pytest.raises(ValueError, match="expected a batch that 7 processes can share equally, got 60"):
-        Engine(recipe, digits, seed=1, device=CPU, processes=Processes(0, 7))
+    with one_of(7) as seven, pytest.raises(ValueError, match="expected a batch that 7 processes can .*, got 60"):
+        Engine(recipe, digits, seed=1, device=CPU, processes=seven)

@@ -17,7 +17,7 @@ import torch
 from setwise.data import load
 from setwise.losses.presets import objective_of
 from setwise.recipe import Recipe
-from setwise.training.loop import How, train
+from setwise.training.loop import RunOptions, train
 
 KILLS = 10
 
@@ -29,7 +29,13 @@ def child(folder: Path, method: str) -> None:
         recipe = replace(recipe, objective=objective_of("released/simclr-qare", 0.5))
     whole = load("digits")
     data = replace(whole, images=whole.images[:200], labels=whole.labels[:200])
-    train(recipe, data, folder, seed=3, how=How(torch.device("cpu"), resume=True, checkpoint_seconds=0.0, quiet=True))
+    train(
+        recipe,
+        data,
+        folder,
+        seed=3,
+        how=RunOptions(torch.device("cpu"), resume=True, checkpoint_seconds=0.0, quiet=True),
+    )
 
 
 def start(folder: Path, method: str) -> int:

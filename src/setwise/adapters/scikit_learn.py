@@ -21,7 +21,7 @@ from setwise.paper.recipes import recipe as recipe_of_name
 from setwise.recipe import Recipe
 from setwise.runs import choose_device
 from setwise.training.errors import Interrupted
-from setwise.training.loop import How, train
+from setwise.training.loop import RunOptions, train
 
 CHANNELS = (1, 3)  # grey and colour; of another number nobody could tell which axis it is
 SMALLEST = 8  # pixels a side: Conv-4 halves the image three times
@@ -65,7 +65,7 @@ class SetwiseEncoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         data = ImageSet("arrays", "train", images, labels, classes, mean, std)
         with TemporaryDirectory(prefix="setwise-") as folder:
             try:
-                engine, last = train(recipe, data, Path(folder), seed=seed, how=How(device, quiet=True))
+                engine, last = train(recipe, data, Path(folder), seed=seed, how=RunOptions(device, quiet=True))
             except Interrupted as error:  # its checkpoint goes with the folder
                 raise (KeyboardInterrupt if error.signal == SIGINT else SystemExit(128 + error.signal)) from None
         self.encoder_ = engine.method.encoder.eval()

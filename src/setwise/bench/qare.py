@@ -21,7 +21,7 @@ from setwise.losses.functional import qare
 from setwise.losses.modules import InfoNCE, QARe, SetContrastive
 from setwise.terminal import visible
 from setwise.training.capture import captured
-from setwise.training.surroundings import surroundings
+from setwise.training.environment import environment
 
 DIMENSIONS = 64
 BETA = 0.5
@@ -187,7 +187,7 @@ def run(*, sizes: Sequence[int], device: torch.device, encoder: str, out: Path, 
     singles = single_terms(device, seconds)
     record = {
         "what": "bench qare",
-        **surroundings(device),
+        **environment(device),
         "device": name,
         "torch": torch.__version__,
         "encoder": encoder,

@@ -27,8 +27,8 @@ from setwise.paper.recipes import recipe as find
 from setwise.recipe import Recipe
 from setwise.terminal import visible
 from setwise.training.engine import Engine
+from setwise.training.environment import environment
 from setwise.training.schedule import batch_sizes
-from setwise.training.surroundings import surroundings
 
 RECIPES = {
     "conv4": "paper/cifar10-conv4-simclr-qare",
@@ -255,7 +255,7 @@ def run(
         check_count(count, "concurrent")
     out.mkdir(parents=True, exist_ok=True)  # before minutes are spent
     console = Console(markup=False, emoji=False)
-    record: dict[str, Any] = {"what": "bench step", **surroundings(device), "workers": workers, "encoders": {}}
+    record: dict[str, Any] = {"what": "bench step", **environment(device), "workers": workers, "encoders": {}}
     table = Table(title=f"a training step with QARe, {record['hardware']['name']}, torch {torch.__version__}")
     for column in ("encoder", "batch", "setwise", "without QARe", "no graph", "torch + torchvision", "", "an epoch"):
         table.add_column(column, justify="left" if column == "encoder" else "right")

@@ -158,7 +158,7 @@ def _run(recipe: Recipe, name: str, place: str, given: RunArguments) -> None:
     import setwise.register as register
     import setwise.runs as runs
     from setwise.runs import run_of
-    from setwise.training.loop import How
+    from setwise.training.loop import RunOptions
     from setwise.training.processes import join, leave
 
     folder = given.out or Path("runs") / place / f"seed-{given.seed}"
@@ -172,7 +172,7 @@ def _run(recipe: Recipe, name: str, place: str, given: RunArguments) -> None:
             folder,
             name=name,
             seed=given.seed,
-            how=How(
+            how=RunOptions(
                 where,
                 given.resume,
                 processes,

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from inspect import signature
 
 from torch import nn
 
 import setwise.register as register
 from setwise.checks import check_count
+from setwise.encoders.conv4 import Conv4  # first, as in every list of encoders
+
+# isort: split
 from setwise.encoders.backbones import backbone, to_torchvision
-from setwise.encoders.conv4 import Conv4
 from setwise.encoders.heads import projection_head
-from setwise.encoders.initial import xavier_weights_
-from setwise.encoders.resnet import CifarResNet, ResNet
+from setwise.encoders.resnet import CifarResNet, ResNet, stem_for
+from setwise.losses.objective import Choice
 
 __all__ = ["CifarResNet", "Conv4", "ResNet", "backbone", "create", "projection_head", "to_torchvision"]
 
-Weights = Literal["released", "xavier"]  # initial ones: as the released code draws them, or as the paper says
-Stem = Literal["imagenet", "cifar"]
 
-
-def create(name: str, *, channels: int = 3, **options: object) -> nn.Module:
+def create(name: str, *, channels: int = 3, image_size: tuple[int, int] | None = None, **options: object) -> nn.Module:
     """The encoder of that name for images of ``channels`` channels, with fresh weights.
 
     ``name``: one of ``sw.register.encoder``, "timm/NAME", "torchvision/NAME", or your own as "module:function", which
-    is called with ``channels``. ``options`` are the entry's, such as ``weights="xavier"``.
+    is called with ``channels``, and with ``image_size`` (height, width) if it has such a parameter. ``options`` are
+    the entry's, such as ``weights="xavier"``.
 
     Examples:
         >>> encoder = sw.encoders.create("conv4", channels=1)
@@ -33,7 +33,9 @@ def create(name: str, *, channels: int = 3, **options: object) -> nn.Module:
     """
     check_count(channels, "channels")
     register.encoder.trust(name)
-    encoder = register.encoder.make(name, options, channels=channels)
+    entry = register.encoder[name]
+    size = {"image_size": image_size} if "image_size" in signature(entry.make).parameters else {}
+    encoder = entry.make(channels=channels, **size, **entry.fill(options))
     if not isinstance(encoder, nn.Module) or not isinstance(getattr(encoder, "features", None), int):
         raise ValueError(
             f"expected {name!r} to make an nn.Module whose attribute `features` says how many it gives, got "
@@ -42,57 +44,8 @@ def create(name: str, *, channels: int = 3, **options: object) -> nn.Module:
     return encoder
 
 
-@register.encoder(
-    "conv4", about="Four small blocks, 64 features: the paper's shallow encoder; images of 8 x 8 and more."
-)
-def conv4(channels: int, *, weights: Weights = "released") -> nn.Module:
-    """Conv-4."""
-    return _drawn(Conv4(channels), weights)
-
-
-@register.encoder("resnet8", about="The smallest residual network for small images, 64 features: for a CPU.")
-def resnet8(channels: int, *, weights: Weights = "released") -> nn.Module:
-    """ResNet-8."""
-    return _drawn(CifarResNet(8, channels), weights)
-
-
-@register.encoder("resnet32", about="The paper's residual network for small images, 64 features.")
-def resnet32(channels: int, *, weights: Weights = "released") -> nn.Module:
-    """ResNet-32."""
-    return _drawn(CifarResNet(32, channels), weights)
-
-
-@register.encoder("resnet56", about="A deeper one of the same kind, 64 features.")
-def resnet56(channels: int, *, weights: Weights = "released") -> nn.Module:
-    """ResNet-56."""
-    return _drawn(CifarResNet(56, channels), weights)
-
-
-@register.encoder("resnet18", about='ResNet-18, 512 features; stem "cifar" is for images of about 32 pixels.')
-def resnet18(channels: int, *, stem: Stem = "imagenet", weights: Weights = "released") -> nn.Module:
-    """ResNet-18."""
-    return _drawn(ResNet(18, channels, stem=stem), weights)
-
-
-@register.encoder("resnet34", about='ResNet-34, 512 features; stem "cifar" is for images of about 32 pixels.')
-def resnet34(channels: int, *, stem: Stem = "imagenet", weights: Weights = "released") -> nn.Module:
-    """ResNet-34."""
-    return _drawn(ResNet(34, channels, stem=stem), weights)
-
-
-@register.encoder("timm/", about="Any network of timm, without its classifier.")
-def timm(name: str, channels: int, *, pretrained: bool = False, img_size: int | None = None) -> nn.Module:
-    """A network of timm; ``img_size`` is for those that are made for one, such as ViTs."""
-    return backbone(f"timm/{name}", channels=channels, pretrained=pretrained, img_size=img_size)
-
-
-@register.encoder("torchvision/", about="Any classifier of torchvision, without its last layer.")
-def torchvision(name: str, channels: int, *, pretrained: bool = False) -> nn.Module:
-    """A network of torchvision."""
-    return backbone(f"torchvision/{name}", channels=channels, pretrained=pretrained)
-
-
-def _drawn(encoder: nn.Module, weights: Weights) -> nn.Module:
-    if weights == "xavier":
-        xavier_weights_(encoder)
-    return encoder
+def settled(encoder: Choice, image_size: tuple[int, int]) -> Choice:
+    """The same encoder with its stem named, where "auto" leaves it to the images' size: what a checkpoint keeps."""
+    if encoder.name not in ("resnet18", "resnet34") or encoder["stem"] != "auto":
+        return encoder
+    return Choice(encoder.name, encoder.options | {"stem": stem_for(image_size)})

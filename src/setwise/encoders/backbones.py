@@ -6,10 +6,10 @@ from difflib import get_close_matches
 
 from torch import Tensor, nn
 
-from setwise.checks import check_count, check_option, imported, see
+import setwise.register as register
+from setwise.checks import check_count, imported, see
 from setwise.encoders.resnet import BasicBlock, ResNet
 
-LIBRARIES = ("timm", "torchvision")
 WANTED = ("timm torchvision", see("how-to/other-libraries#timm-and-torchvision"))
 CLASSES = 1000  # outputs of every classifier in torchvision.models, ImageNet's
 PARTS = {"conv1": "conv1", "norm1": "bn1", "conv2": "conv2", "norm2": "bn2", "shortcut": "downsample"}
@@ -28,32 +28,56 @@ class Backbone(nn.Module):
         return features
 
 
+@register.encoder("timm/", about="Any network of timm, without its classifier.")
+def timm_network(name: str, channels: int, *, pretrained: bool = False, img_size: int | None = None) -> Backbone:
+    """timm's network ``name``; ``img_size`` is for those that are made for one size, such as ViTs."""
+    timm = imported("timm", *WANTED)
+    _check_name(name, timm.list_models(), "timm")
+    size = {} if img_size is None else {"img_size": img_size}
+    network = timm.create_model(name, pretrained=pretrained, in_chans=channels, num_classes=0, **size)
+    # Where they differ, the pooled features pass one more layer before the classifier.
+    return Backbone(network, int(getattr(network, "head_hidden_size", None) or network.num_features))
+
+
+@register.encoder("torchvision/", about="Any classifier of torchvision, without its last layer.")
+def torchvision_network(name: str, channels: int, *, pretrained: bool = False) -> Backbone:
+    """torchvision's network ``name``; with one channel it makes of an image what it makes of a grey one in three."""
+    models = imported("torchvision.models", *WANTED)
+    _check_name(name, models.list_models(module=models), "torchvision")
+    if channels not in (1, 3):
+        raise ValueError(f"expected 1 or 3 channels for torchvision's networks, got {channels}; timm's take any number")
+    network = models.get_model(name, weights="DEFAULT" if pretrained else None)
+    classifiers = [
+        (place, layer)
+        for place, layer in network.named_modules()
+        if isinstance(layer, nn.Linear) and layer.out_features == CLASSES
+    ]
+    if len(classifiers) != 1:
+        raise ValueError(
+            f"expected a network with one linear classifier, got {len(classifiers)} in 'torchvision/{name}'; "
+            "take another, or timm's"
+        )
+    place, classifier = classifiers[0]
+    network.set_submodule(place, nn.Identity())
+    if channels == 1:  # the sum of the weights for three equal channels
+        first = next(layer for layer in network.modules() if isinstance(layer, nn.Conv2d))
+        first.weight = nn.Parameter(first.weight.detach().sum(1, keepdim=True))
+        first.in_channels = 1
+    return Backbone(network, classifier.in_features)
+
+
 def backbone(name: str, *, channels: int = 3, pretrained: bool = False, img_size: int | None = None) -> Backbone:
     """The network ``name``, "timm/..." or "torchvision/...", without its classifier, for any loop with our losses.
 
-    ``pretrained`` fetches the library's own weights. ``channels``: timm adapts its first layer to any number;
-    torchvision's networks take 3, or 1, of which they make what they make of a grey image in all three. ``img_size`` is
-    for timm's networks that are made for one size, such as ViTs.
+    ``pretrained`` fetches the library's own weights. timm adapts its first layer to any number of ``channels``,
+    torchvision's networks take 3 or 1. ``img_size`` is for timm's networks that are made for one size, such as ViTs.
     """
-    library, _, model = name.partition("/")
-    check_option(library, LIBRARIES, "the library before the slash")
     check_count(channels, "channels")
-    if library == "timm":
-        timm = imported("timm", *WANTED)
-        _check_name(model, timm.list_models(), library)
-        size = {} if img_size is None else {"img_size": img_size}
-        network = timm.create_model(model, pretrained=pretrained, in_chans=channels, num_classes=0, **size)
-        # Where they differ, the pooled features pass one more layer before the classifier.
-        return Backbone(network, int(getattr(network, "head_hidden_size", None) or network.num_features))
-    models = imported("torchvision.models", *WANTED)
-    _check_name(model, models.list_models(module=models), library)
-    if channels not in (1, 3):
-        raise ValueError(f"expected 1 or 3 channels for torchvision's networks, got {channels}; timm's take any number")
-    network = models.get_model(model, weights="DEFAULT" if pretrained else None)
-    features = _cut_classifier(network, name)
-    if channels == 1:
-        _sum_channels(network)
-    return Backbone(network, features)
+    if not name.startswith(("timm/", "torchvision/")):
+        raise ValueError(f"expected timm/NAME or torchvision/NAME, got {name!r}; encoders.create makes all others")
+    options = {"pretrained": pretrained} | ({} if img_size is None else {"img_size": img_size})
+    network: Backbone = register.encoder.make(name, options, channels=channels)
+    return network
 
 
 def to_torchvision(encoder: nn.Module) -> dict[str, Tensor]:
@@ -68,8 +92,8 @@ def to_torchvision(encoder: nn.Module) -> dict[str, Tensor]:
         raise ValueError(
             f'expected a ResNet-18 or -34 with stem="imagenet", got {what}; torchvision has no such network'
         )
-    found = {f"conv1.{name}": x for name, x in encoder.stem[0].state_dict().items()}
-    found |= {f"bn1.{name}": x for name, x in encoder.stem[1].state_dict().items()}
+    weights = {f"conv1.{name}": x for name, x in encoder.stem[0].state_dict().items()}
+    weights |= {f"bn1.{name}": x for name, x in encoder.stem[1].state_dict().items()}
     stage = place = 0
     for block in encoder.blocks:
         assert isinstance(block, BasicBlock)
@@ -77,8 +101,8 @@ def to_torchvision(encoder: nn.Module) -> dict[str, Tensor]:
         stage, place = (stage + 1, 0) if not stage or isinstance(block.shortcut, nn.Sequential) else (stage, place + 1)
         for name, x in block.state_dict().items():
             part, _, rest = name.partition(".")
-            found[f"layer{stage}.{place}.{PARTS[part]}.{rest}"] = x
-    return found
+            weights[f"layer{stage}.{place}.{PARTS[part]}.{rest}"] = x
+    return weights
 
 
 def _check_name(name: str, known: list[str], library: str) -> None:
@@ -87,22 +111,3 @@ def _check_name(name: str, known: list[str], library: str) -> None:
     near = [f"{library}/{x}" for x in get_close_matches(name, known, n=3, cutoff=0.3)]
     hint = f"did you mean {', '.join(near)}?" if near else f"{library}'s list_models() lists them"
     raise ValueError(f"expected the name of one of {library}'s {len(known)} networks, got {name!r}; {hint}")
-
-
-def _cut_classifier(network: nn.Module, name: str) -> int:
-    """Replace the last linear layer by nothing; how many features it took."""
-    found = [(n, m) for n, m in network.named_modules() if isinstance(m, nn.Linear) and m.out_features == CLASSES]
-    if len(found) != 1:
-        raise ValueError(
-            f"expected a network with one linear classifier, got {len(found)} in {name!r}; take another, or timm's"
-        )
-    place, layer = found[0]
-    network.set_submodule(place, nn.Identity())
-    return layer.in_features
-
-
-def _sum_channels(network: nn.Module) -> None:
-    """Let the first convolution take one channel: with the sum of its weights for three equal ones."""
-    first = next(m for m in network.modules() if isinstance(m, nn.Conv2d))
-    first.weight = nn.Parameter(first.weight.detach().sum(1, keepdim=True))
-    first.in_channels = 1

@@ -7,25 +7,29 @@ from typing import cast
 from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d
 
-from setwise.encoders.initial import released_weights_
+import setwise.register as register
+from setwise.encoders.weights import Weights, draw_weights_
 from setwise.kernels.conv import conv_norm
 from setwise.kernels.conv_plan import Pool
 
 
+@register.encoder(
+    "conv4", about="Four small blocks, 64 features: the paper's shallow encoder; images of 8 x 8 and more."
+)
 class Conv4(nn.Module):
     """Blocks of 8, 16, 32, 64 channels: conv 3×3 → BatchNorm → ReLU → average pool 2×2, the last pools globally."""
 
     features = 64
     least = 8  # pixels a side: three pools halve them
 
-    def __init__(self, channels: int = 3) -> None:
+    def __init__(self, channels: int = 3, *, weights: Weights = "released") -> None:
         super().__init__()
         blocks: list[nn.Module] = []
         for i, (before, after) in enumerate(zip((channels, 8, 16, 32), (8, 16, 32, 64), strict=True)):
             pool: nn.Module = nn.AvgPool2d(2) if i < 3 else nn.AdaptiveAvgPool2d(1)
             blocks += [nn.Conv2d(before, after, 3, 1, 1, bias=False), nn.BatchNorm2d(after), nn.ReLU(), pool]
         self.blocks = nn.Sequential(*blocks, nn.Flatten())
-        released_weights_(self)
+        draw_weights_(self, weights)
 
     def _block(self, x: Tensor, i: int, pool: Pool) -> Tensor:
         # Over many processes the BatchNorm is of a class that inherits from its own.

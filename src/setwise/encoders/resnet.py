@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal, cast
 
 from torch import Tensor, nn
 
+import setwise.register as register
 from setwise.checks import check_option
-from setwise.encoders.initial import released_weights_
+from setwise.encoders.weights import Weights, draw_weights_
 from setwise.kernels.conv import conv_norm, conv_norm_through
 from setwise.kernels.conv_plan import Pool
+
+Size = tuple[int, int]  # height and width
+Stem = Literal["auto", "imagenet", "cifar"]
+SMALL = 64  # pixels a side, up to which "auto" takes the stem for small images
+
+
+def stem_for(image_size: Size | None) -> Literal["imagenet", "cifar"]:
+    """The stem that "auto" stands for."""
+    return "cifar" if image_size is not None and max(image_size) <= SMALL else "imagenet"
 
 
 def _layer(modules: nn.Sequential, x: Tensor, *, relu: bool = True) -> Tensor:
@@ -66,14 +77,14 @@ class CifarResNet(nn.Module):
 
     features = 64
 
-    def __init__(self, depth: int, channels: int = 3) -> None:
+    def __init__(self, depth: int, channels: int = 3, *, weights: Weights = "released") -> None:
         super().__init__()
         if depth < 8 or (depth - 2) % 6:
             raise ValueError(f"expected depth 6n + 2 (8, 14, 20, 32, 44, 56, ...), got {depth}")
         self.stem = nn.Sequential(nn.Conv2d(channels, 16, 3, 1, 1, bias=False), nn.BatchNorm2d(16), nn.ReLU())
         self.blocks = _stages(16, (16, 32, 64), 3 * [(depth - 2) // 6])
         self.project = nn.Linear(64, 64)
-        released_weights_(self)
+        draw_weights_(self, weights)
 
     def first(self, images: Tensor) -> Tensor:
         """The first layer's feature map [B, 16, H, W] of images [B, C, H, W]."""
@@ -92,28 +103,33 @@ class CifarResNet(nn.Module):
 class ResNet(nn.Module):
     """ResNet-18 and -34: four stages of 64 to 512 channels, global average pool; torchvision's without its last layer.
 
-    ``stem``: "imagenet" is a 7×7 convolution of stride 2 and a max-pool; "cifar" a 3×3 convolution and no pool, for
-    images of about 32 pixels.
+    ``stem``: "imagenet" is a 7×7 convolution of stride 2 and a max-pool; "cifar" a 3×3 convolution and no pool.
+    "auto" takes "cifar" for images of at most 64 pixels a side, "imagenet" for larger ones or an unknown size.
     """
 
     features = 512
 
     def __init__(
-        self, depth: Literal[18, 34], channels: int = 3, *, stem: Literal["imagenet", "cifar"] = "imagenet"
+        self,
+        depth: Literal[18, 34],
+        channels: int = 3,
+        image_size: Size | None = None,
+        *,
+        stem: Stem = "auto",
+        weights: Weights = "released",
     ) -> None:
         super().__init__()
         if depth not in (18, 34):
             raise ValueError(f"expected depth 18 or 34, got {depth}")
-        check_option(stem, ("imagenet", "cifar"), "stem")
-        first = nn.Conv2d(channels, 64, 7, 2, 3, bias=False) if stem == "imagenet" else None
-        self.stem = nn.Sequential(
-            first or nn.Conv2d(channels, 64, 3, 1, 1, bias=False),
-            nn.BatchNorm2d(64),
-            nn.ReLU(),
-            nn.MaxPool2d(3, 2, 1) if first else nn.Identity(),
-        )
+        check_option(stem, ("auto", "imagenet", "cifar"), "stem")
+        if stem == "auto":
+            stem = stem_for(image_size)
+        small = stem == "cifar"
+        first = nn.Conv2d(channels, 64, *((3, 1, 1) if small else (7, 2, 3)), bias=False)
+        pool = nn.Identity() if small else nn.MaxPool2d(3, 2, 1)
+        self.stem = nn.Sequential(first, nn.BatchNorm2d(64), nn.ReLU(), pool)
         self.blocks = _stages(64, (64, 128, 256, 512), (2, 2, 2, 2) if depth == 18 else (3, 4, 6, 3))
-        released_weights_(self)  # which is torchvision's own: Kaiming's normal by fan-out
+        draw_weights_(self, weights)  # "released" is torchvision's own too: Kaiming's normal by fan-out
 
     def first(self, images: Tensor) -> Tensor:
         """The first layer's feature map [B, 64, H', W'] of images [B, C, H, W], before its pool."""
@@ -126,3 +142,14 @@ class ResNet(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Features [B, 512] of images [B, C, H, W]."""
         return self.rest(self.first(images))
+
+
+for _depth, _about in {
+    8: "The smallest residual network for small images, 64 features: for a CPU.",
+    32: "The paper's residual network for small images, 64 features.",
+    56: "A deeper one of the same kind, 64 features.",
+}.items():
+    register.encoder(f"resnet{_depth}", about=_about)(partial(CifarResNet, _depth))
+
+register.encoder("resnet18", about="ResNet-18, 512 features; its stem follows the images' size.")(partial(ResNet, 18))
+register.encoder("resnet34", about="ResNet-34, 512 features; its stem follows the images' size.")(partial(ResNet, 34))

@@ -2,51 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import combinations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import setwise.register as register
 from setwise.losses.modules import SetContrastive
-from setwise.losses.parallel import Peers, distributed
+from setwise.losses.parallel import Processes, distributed
 from setwise.methods.method import Batch, Method, Parts
-from setwise.views import Views
-
-
-class Contrastive(Method):
-    """Any ``loss(z_a, z_b)`` on the head's embeddings of ``count`` views; BatchNorm sees all of them as one batch.
-
-    Of more than two views, the mean over all pairs of them.
-    """
-
-    def __init__(self, encoder: nn.Module, head: nn.Module, loss: nn.Module, views: Views, *, count: int = 2) -> None:
-        super().__init__()
-        if count < 2:
-            raise ValueError(f"expected at least two views to contrast, got {count}; give --method.views 2")
-        self.encoder, self.head, self.loss, self.views, self.count = encoder, head, loss, views, count
-
-    def forward(self, batch: Batch) -> dict[str, Tensor]:
-        """The loss, and its pairwise and set-level parts where it has them."""
-        h = self.encoder(batch.view(self.views, count=self.count))
-        views = list(zip(self.head(h).chunk(self.count), h.chunk(self.count), strict=True))
-        pairs = [self._terms(*a, *b) for a, b in combinations(views, 2)]
-        return pairs[0] if len(pairs) == 1 else {name: _mean([pair[name] for pair in pairs]) for name in pairs[0]}
-
-    def _terms(self, z_a: Tensor, h_a: Tensor, z_b: Tensor, h_b: Tensor) -> dict[str, Tensor]:
-        """Of one pair of views, their embeddings and features."""
-        if isinstance(self.loss, SetContrastive):
-            return self.loss.terms(z_a, z_b, (h_a, h_b) if self.loss.on == "features" else None)
-        return {"loss": self.loss(z_a, z_b)}
-
-    def share(self, peers: Peers) -> None:
-        """The loss becomes that of all processes' embeddings."""
-        self.loss = distributed(self.loss, group=peers.group, gradient=peers.gradient)
-
-
-def _mean(values: Sequence[Tensor]) -> Tensor:
-    return torch.stack(list(values)).mean()
 
 
 @register.method(
@@ -54,6 +18,34 @@ def _mean(values: Sequence[Tensor]) -> Tensor:
     about="Two or more views of each image, an encoder, a head, the objective's loss: SimCLR, SparseCLR.",
     takes=("objective",),
 )
-def contrastive(parts: Parts, *, views: int = 2) -> Method:
-    """SimCLR, SparseCLR and what else the objective says."""
-    return Contrastive(parts.encoder, parts.head(), parts.loss(), parts.views, count=views)
+class Contrastive(Method):
+    """Any ``loss(z_a, z_b)`` on the head's embeddings of the views; BatchNorm sees all of them as one batch.
+
+    Of more than two views, the mean over all pairs of them.
+    """
+
+    def __init__(self, parts: Parts, *, views: int = 2) -> None:
+        super().__init__()
+        if views < 2:
+            raise ValueError(f"expected at least two views to contrast, got {views}; give --method.views 2")
+        self.encoder, self.head, self.loss = parts.encoder, parts.head(), parts.loss()
+        self.views, self.count = parts.views, views
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        """The loss, and its pairwise and set-level parts where it has them."""
+        h = self.encoder(batch.view(self.views, count=self.count))
+        views = list(zip(self.head(h).chunk(self.count), h.chunk(self.count), strict=True))
+        pairs = [self._terms(*a, *b) for a, b in combinations(views, 2)]
+        if len(pairs) == 1:
+            return pairs[0]
+        return {name: torch.stack([pair[name] for pair in pairs]).mean() for name in pairs[0]}
+
+    def _terms(self, z_a: Tensor, h_a: Tensor, z_b: Tensor, h_b: Tensor) -> dict[str, Tensor]:
+        """The loss of one pair of views, from their embeddings and features."""
+        if isinstance(self.loss, SetContrastive):
+            return self.loss.terms(z_a, z_b, (h_a, h_b) if self.loss.on == "features" else None)
+        return {"loss": self.loss(z_a, z_b)}
+
+    def share(self, processes: Processes) -> None:
+        """The loss becomes that of all processes' embeddings."""
+        self.loss = distributed(self.loss, group=processes.group, gradient=processes.gradient)

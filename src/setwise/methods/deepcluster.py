@@ -8,13 +8,13 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import setwise.register as register
-from setwise.checks import check_count, check_matrix
+from setwise.checks import check_matrix
 from setwise.data import ImageSet
 from setwise.encoders import projection_head
-from setwise.losses.parallel import Peers
+from setwise.losses.parallel import Processes
 from setwise.methods.kmeans import kmeans
 from setwise.methods.method import Batch, Method, Parts
-from setwise.views import Views, preset
+from setwise.views import preset
 
 CLUSTERS_PER_CLASS = 10
 WHOLE = 64  # features that are whitened in all their dimensions; of wider ones half the dimensions are kept
@@ -33,10 +33,6 @@ def whitened(features: Tensor, dimensions: int) -> Tensor:
     rounding, has no scale that could be made 1: its component is 0. So is a row without any other component.
     """
     check_matrix(features, "features")
-    if features.ndim != 2 or not 1 <= dimensions <= features.shape[1]:
-        raise ValueError(
-            f"expected features of shape (N, F) and 1 to F dimensions, got {tuple(features.shape)} and {dimensions}"
-        )
     mean = features.mean(0, dtype=torch.float64)
     covariance = mean.new_zeros(len(mean), len(mean))
     for rows in torch.split(features, ROWS):
@@ -56,6 +52,7 @@ def whitened(features: Tensor, dimensions: int) -> Tensor:
     return torch.cat(parts)
 
 
+@register.method("deepcluster", about="Clusters of the features are the labels, anew in each epoch.")
 class DeepCluster(Method):
     """Cross-entropy of each image's cluster, weighted by 1 - the share of all images that are in it.
 
@@ -65,20 +62,17 @@ class DeepCluster(Method):
     rounding, and the weighted mean is over the whole batch.
     """
 
-    peers: Peers | None = None
+    processes: Processes | None = None  # of many, if there are
 
     clusters: Tensor  # [N] int64: buffers, so that a run that is resumed within an epoch has the epoch's
     weights: Tensor  # [K]
 
-    def __init__(
-        self, encoder: nn.Module, features: int, samples: int, classes: int, hidden: int, views: Views
-    ) -> None:
+    def __init__(self, parts: Parts) -> None:
         super().__init__()
-        for value, name in ((features, "features"), (samples, "samples"), (classes, "classes"), (hidden, "hidden")):
-            check_count(value, name)
-        count = CLUSTERS_PER_CLASS * classes
-        self.encoder, self.classifier, self.views = encoder, projection_head(features, hidden, count), views
-        self.register_buffer("clusters", torch.zeros(samples, dtype=torch.int64))
+        count = CLUSTERS_PER_CLASS * parts.classes
+        self.encoder, self.views = parts.encoder, parts.views
+        self.classifier = projection_head(parts.features, parts.recipe.head.hidden, count)
+        self.register_buffer("clusters", torch.zeros(parts.samples, dtype=torch.int64))
         self.register_buffer("weights", torch.ones(count))
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
@@ -87,14 +81,14 @@ class DeepCluster(Method):
         labels = self.clusters[batch.samples]
         hits = (logits.argmax(1) == labels).float().mean()
         loss = cross_entropy(logits, labels, self.weights)
-        if self.peers is not None:
+        if self.processes is not None:
             weight = self.weights[labels].sum()
-            loss = loss * weight * self.peers.size / self.peers.total(weight)
+            loss = loss * weight * self.processes.size / self.processes.total(weight)
         return {"loss": loss, "accuracy": hits}
 
-    def share(self, peers: Peers) -> None:
+    def share(self, processes: Processes) -> None:
         """Clusters are the first process's, and each process's mean counts by its share of all weights."""
-        self.peers = peers
+        self.processes = processes
 
     @torch.no_grad()
     def begin_epoch(self, data: ImageSet, *, seed: int, epoch: int) -> None:
@@ -107,8 +101,8 @@ class DeepCluster(Method):
         width, count = features.shape[1], len(self.weights)
         points = whitened(features, width if width <= WHOLE else width // 2)
         labels = kmeans(points, count, generator=generator).labels
-        if self.peers is not None:
-            labels = self.peers.gather(labels)[: len(labels)]
+        if self.processes is not None:
+            labels = self.processes.gather(labels)[: len(labels)]
         sizes = torch.bincount(labels, minlength=count).to(self.weights)
         # Weights matter by their ratios only: one cluster of everything needs any weight but the formula's, 0.
         self.weights.copy_(torch.where(sizes == len(labels), 1.0, 1 - sizes / len(labels)))
@@ -134,11 +128,3 @@ class DeepCluster(Method):
             )
         finally:
             self.encoder.train(training)
-
-
-@register.method("deepcluster", about="Clusters of the features are the labels, anew in each epoch.")
-def deepcluster(parts: Parts) -> Method:
-    """DeepCluster."""
-    return DeepCluster(
-        parts.encoder, parts.features, parts.samples, parts.classes, parts.recipe.head.hidden, parts.views
-    )

@@ -1,33 +1,31 @@
-"""Deep InfoMax (Hjelm et al. 2019), its local objective: features that can be told to belong to their feature map."""
+"""Deep InfoMax (Hjelm et al. 2019), its local objective: features that fit their own feature map and no other."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 import setwise.register as register
-from setwise.checks import check_count
 from setwise.kernels.local import local_scores
 from setwise.kernels.views import BLOCKS
-from setwise.losses.parallel import Peers
+from setwise.losses.parallel import Processes
 from setwise.methods.method import Batch, Method, Parts
-from setwise.views import Views
 from setwise.views.philox import words_of
 
 PRIOR_WEIGHT = 0.1  # of matching the prior; the local objective has weight 1
 LOCAL_WIDTH = 256
 PRIOR_WIDTHS = (512, 128)
-# The draws' place among Philox counters, whose last word is 16 view + block: view numbers that nobody has come to by
-# counting, and of their sixteen blocks those from BLOCKS on, which no view uses, whatever its number.
+# The last word of a Philox counter is 16 view + block. The draws take view numbers that no run counts up to, and of
+# their sixteen blocks those from BLOCKS on, which no view uses.
 FIRST_VIEW = 2**27
 WORD_BITS = 24  # of the 32 that are used: float32 holds them exactly, and below 1
 
 
 @runtime_checkable
-class Divided(Protocol):
+class TwoPartEncoder(Protocol):
     """An encoder in two parts: ``forward(x) == rest(first(x))``."""
 
     def first(self, images: Tensor) -> Tensor:
@@ -35,18 +33,6 @@ class Divided(Protocol):
 
     def rest(self, feature_map: Tensor) -> Tensor:
         """Features [B, F]."""
-
-
-class _Reversed(torch.autograd.Function):
-    """The identity, through which gradients change their sign (Ganin and Lempitsky 2015)."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return -grad
 
 
 def prior_draws(samples: Tensor, features: int, *, seed: Tensor, epoch: Tensor) -> Tensor:
@@ -76,6 +62,7 @@ class LocalDiscriminator(nn.Module):
         return local_scores(feature_map, features, self.first, self.second, self.last)
 
 
+@register.method("deepinfomax", about="Features that fit their own feature map and no other.")
 class DeepInfoMax(Method):
     r"""Local mutual information by the Jensen-Shannon estimator, and features matched to a uniform prior.
 
@@ -86,66 +73,65 @@ class DeepInfoMax(Method):
     M_i is the first layer's feature map of image i of the batch, y_i its features, i + 1 counted around the batch; the
     scores T and D are trained beside the encoder. ``adversarial``, as published: D minimises ``prior`` and the encoder
     maximises it, in one backward pass, in which the gradient changes its sign between the two. Otherwise both minimise
-    it: then the encoder helps D to tell its features from the prior's, which is not what the term is for, but it is
-    what the code base that the paper's authors used does, and so the way to the paper's number.
+    it, and the encoder helps D. That defeats the term's purpose, but the code base of the paper's authors does it, and
+    so it is the way to the paper's number.
 
-    ``channels`` are the images'. Over many processes, i + 1 is counted around the whole batch.
+    Over many processes, i + 1 is counted around the whole batch.
     """
 
-    peers: Peers | None = None
+    processes: Processes | None = None  # of many, if there are
 
-    def __init__(self, encoder: nn.Module, features: int, channels: int, views: Views, *, adversarial: bool) -> None:
+    def __init__(self, parts: Parts, *, adversarial: bool = True) -> None:
         super().__init__()
-        check_count(features, "features")
-        check_count(channels, "channels")
-        if not isinstance(encoder, Divided):
+        encoder, features = parts.encoder, parts.features
+        if not isinstance(encoder, TwoPartEncoder):
             raise ValueError(
                 "expected an encoder with the methods first(images) and rest(feature_map), whose first layer gives "
                 f"the local features, got {type(encoder).__name__}; setwise's encoders have them"
             )
-        self.encoder, self.views, self.adversarial = encoder, views, adversarial
-        self.local = LocalDiscriminator(_width(encoder, channels), features)
+        self.encoder, self.views, self.adversarial = encoder, parts.views, adversarial
+        self.local = LocalDiscriminator(_width(encoder, parts.channels), features)
         a, b = PRIOR_WIDTHS
         self.prior = nn.Sequential(nn.Linear(features, a), nn.ReLU(), nn.Linear(a, b), nn.ReLU(), nn.Linear(b, 1))
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """The loss and its two parts, before their weights; ``prior`` is what the discriminator minimises."""
-        if len(batch.images) < 2 and self.peers is None:
+        if len(batch.images) < 2 and self.processes is None:
             raise ValueError(
                 "expected at least two images, whose feature maps are compared, got 1; drop the last batch"
             )
-        encoder = cast(Divided, self.encoder)
+        encoder = cast(TwoPartEncoder, self.encoder)
         feature_map = encoder.first(batch.view(self.views))
         y = encoder.rest(feature_map)
-        local = _told_apart(*self._scores(feature_map, y))
+        local = _discrimination_loss(*self._scores(feature_map, y))
         draws = prior_draws(batch.samples, y.shape[1], seed=batch.seed, epoch=batch.epoch).to(y.dtype)
-        prior = _told_apart(self.prior(draws), self.prior(_reversed(y) if self.adversarial else y))
+        prior = _discrimination_loss(self.prior(draws), self.prior(_reversed(y) if self.adversarial else y))
         return {"loss": local + PRIOR_WEIGHT * prior, "local": local, "prior": prior}
 
-    def share(self, peers: Peers) -> None:
+    def share(self, processes: Processes) -> None:
         """The first image of each process is compared with the last one of the process before."""
-        self.peers = peers
+        self.processes = processes
 
     def _scores(self, feature_map: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Scores of each feature map with its own features, and with those of the image before in the whole batch."""
-        if self.peers is None:
+        if self.processes is None:
             own, other = self.local(feature_map, y)
             return own, other
-        before = self.peers.gather(y[-1:])[self.peers.rank - 1, None]
-        # As a last row, for they are counted around; its own scores are not asked for.
+        before = self.processes.gather(y[-1:])[self.processes.rank - 1, None]
+        # As a last row, for they are counted around; its own scores are left out.
         own, other = self.local(torch.cat([feature_map, feature_map[:1]]), torch.cat([y, before]))
         return own[:-1], other[:-1]
 
 
-def _told_apart(true: Tensor, false: Tensor) -> Tensor:
+def _discrimination_loss(true: Tensor, false: Tensor) -> Tensor:
     """-log sigmoid(true) - log(1 - sigmoid(false)), means of both; in float32 at least, also under autocast."""
     true, false = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (true, false))
     return softplus(-true).mean() + softplus(false).mean()
 
 
 def _reversed(x: Tensor) -> Tensor:
-    y: Tensor = _Reversed.apply(x)  # type: ignore[no-untyped-call]
-    return y
+    """``x`` itself, exactly; gradients change their sign on the way back (Ganin and Lempitsky 2015)."""
+    return 2 * x.detach() - x
 
 
 @torch.no_grad()
@@ -155,12 +141,6 @@ def _width(encoder: nn.Module, channels: int) -> int:
     encoder.eval()  # BatchNorm's statistics stay as they are
     try:
         black = next(encoder.parameters()).new_zeros(1, channels, 32, 32)
-        return cast(Divided, encoder).first(black).shape[1]
+        return cast(TwoPartEncoder, encoder).first(black).shape[1]
     finally:
         encoder.train(training)
-
-
-@register.method("deepinfomax", about="Features that can be told to belong to their feature map.")
-def deepinfomax(parts: Parts, *, adversarial: bool = True) -> Method:
-    """Deep InfoMax; ``adversarial``: its prior as published, or as the released code has it."""
-    return DeepInfoMax(parts.encoder, parts.features, parts.channels, parts.views, adversarial=adversarial)

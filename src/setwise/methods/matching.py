@@ -10,14 +10,13 @@ from torch import Tensor, nn
 import setwise.register as register
 from setwise.data import MatchedSet
 from setwise.losses.modules import SetContrastive
-from setwise.losses.parallel import Peers, distributed
+from setwise.losses.parallel import Processes, distributed
 from setwise.methods.method import Batch, Method, Parts
 from setwise.similarity import normalize
-from setwise.views import Views
 from setwise.views.draw import below
 from setwise.views.philox import words_of
 
-# Views that nobody has come to by counting, for the choice of a shot; deepinfomax's draws begin at 2^27.
+# The choice of a shot takes a view number that no run counts up to; deepinfomax's draws begin at 2^27.
 SHOT_VIEW = 2**26
 
 
@@ -34,13 +33,16 @@ def draw_shots(data: MatchedSet, rows: Tensor, *, seed: Tensor, epoch: Tensor) -
     return torch.cat(chosen), torch.cat([2 * rows, 2 * rows + 1])
 
 
+@register.method(
+    "matching", about="Two views of the same identities, one-to-one: instance matching.", takes=("objective", "matched")
+)
 class Matching(Method):
     """Any ``loss(z_a, z_b)`` on unit vectors: encoder, one linear layer, length 1."""
 
-    def __init__(self, encoder: nn.Module, features: int, embedding: int, loss: nn.Module, views: Views) -> None:
+    def __init__(self, parts: Parts) -> None:
         super().__init__()
-        self.encoder, self.project = encoder, nn.Linear(features, embedding)
-        self.loss, self.views = loss, views
+        self.encoder, self.project = parts.encoder, nn.Linear(parts.features, parts.recipe.head.out)
+        self.loss, self.views = parts.loss(), parts.views
 
     def embed(self, images: Tensor) -> Tensor:
         """Unit vectors [B, E], float32 at least, of normalised images."""
@@ -54,14 +56,6 @@ class Matching(Method):
             return self.loss.terms(z_a, z_b)
         return {"loss": cast(Tensor, self.loss(z_a, z_b))}
 
-    def share(self, peers: Peers) -> None:
+    def share(self, processes: Processes) -> None:
         """The loss becomes that of all processes' embeddings."""
-        self.loss = distributed(self.loss, group=peers.group, gradient=peers.gradient)
-
-
-@register.method(
-    "matching", about="Two views of the same identities, one-to-one: instance matching.", takes=("objective", "matched")
-)
-def matching(parts: Parts) -> Method:
-    """Instance matching."""
-    return Matching(parts.encoder, parts.features, parts.recipe.head.out, parts.loss(), parts.views)
+        self.loss = distributed(self.loss, group=processes.group, gradient=processes.gradient)

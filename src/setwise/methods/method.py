@@ -15,7 +15,7 @@ from setwise.data import ImageSet, MatchedSet
 from setwise.encoders import create as create_encoder
 from setwise.encoders import projection_head
 from setwise.losses.objective import build
-from setwise.losses.parallel import Peers
+from setwise.losses.parallel import Processes
 from setwise.recipe import Recipe
 from setwise.views import Views
 
@@ -23,7 +23,7 @@ from setwise.views import Views
 class Parts:
     """What a method is made of: the recipe's encoder, head, loss and views, for a training set.
 
-    The encoder is made at once, the others when they are asked for, with fresh weights from torch's generator.
+    The encoder is made at once, each head and loss by a call. Fresh weights come from torch's generator.
 
     Examples:
         >>> from setwise.recipe import Recipe
@@ -38,7 +38,9 @@ class Parts:
         self.channels, *size = data.images.shape[1:]
         self.samples = len(data)
         self.classes = len(data.classes) if isinstance(data, ImageSet) else 0
-        self.encoder = create_encoder(recipe.encoder.name, channels=self.channels, **recipe.encoder.options)
+        self.encoder = create_encoder(
+            recipe.encoder.name, channels=self.channels, image_size=(size[0], size[1]), **recipe.encoder.options
+        )
         self.features = int(self.encoder.features)  # type: ignore[arg-type]
         least = int(getattr(self.encoder, "least", 1))
         if min(size) < least:
@@ -46,7 +48,7 @@ class Parts:
                 f"expected images of at least {least} x {least} pixels for {recipe.encoder.name}, got "
                 f"{size[0]} x {size[1]}; --encoder resnet8 takes any"
             )
-        self.views: Views = register.views[recipe.views.name].make(data.mean, data.std, **recipe.views.options)
+        self.views: Views = register.views[recipe.views.name].make(mean=data.mean, std=data.std, **recipe.views.options)
 
     def head(self, features: int | None = None) -> nn.Module:
         """The recipe's projection head, of the encoder's ``features`` or of so many."""
@@ -130,15 +132,15 @@ class Method(nn.Module, ABC):
     def begin_epoch(self, data: ImageSet, *, seed: int, epoch: int) -> None:
         """Called before each epoch with all training images on the device; outside of any capture."""
 
-    def share(self, peers: Peers) -> None:
+    def share(self, processes: Processes) -> None:
         """Called once before training over many processes: make the loss that of the whole batch.
 
         Each process has an equal part of every batch. BatchNorm is shared already, and gradients are averaged: a loss
         that is a mean over samples is right as it is, and this method does nothing. A loss that compares samples
-        becomes ``distributed``, or keeps ``peers`` and gathers in ``forward`` what it compares.
+        becomes ``distributed``, or keeps ``processes`` and gathers in ``forward`` what it compares.
         """
         raise ValueError(
             "expected a method that says how it works over many processes, got "
-            f"{type(self).__name__} without share(peers), which might compare samples of one process only; "
+            f"{type(self).__name__} without share(processes), which might compare samples of one process only; "
             f"add share, or train with one process, {see('how-to/your-method#many-processes')}"
         )

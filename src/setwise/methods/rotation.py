@@ -7,9 +7,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import setwise.register as register
-from setwise.losses.parallel import Peers
+from setwise.losses.parallel import Processes
 from setwise.methods.method import Batch, Method, Parts
-from setwise.views import Views
 
 TURNS = 4  # by 0, 90, 180, 270 degrees: the ones that need no interpolation
 
@@ -24,15 +23,16 @@ def turned(images: Tensor) -> Tensor:
     return torch.cat([images.rot90(turn, (2, 3)) for turn in range(TURNS)])
 
 
+@register.method("rotation", about="By how much was the image turned?")
 class Rotation(Method):
     """Cross-entropy of the turn, of all four turns of one view of each image; BatchNorm sees them as one batch."""
 
-    def __init__(self, encoder: nn.Module, features: int, views: Views) -> None:
+    def __init__(self, parts: Parts) -> None:
         super().__init__()
-        self.encoder, self.classifier, self.views = encoder, nn.Linear(features, TURNS), views
+        self.encoder, self.classifier, self.views = parts.encoder, nn.Linear(parts.features, TURNS), parts.views
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        """The loss, and the share of the turns that are told correctly."""
+        """The loss, and the share of turns that are right."""
         images = turned(batch.view(self.views))
         if batch.channels_last:
             images = images.contiguous(memory_format=torch.channels_last)
@@ -41,11 +41,5 @@ class Rotation(Method):
         hits = (logits.argmax(1) == turns).float().mean()
         return {"loss": cross_entropy(logits, turns), "accuracy": hits}
 
-    def share(self, peers: Peers) -> None:
+    def share(self, processes: Processes) -> None:
         """Nothing to do: the loss is a mean over samples."""
-
-
-@register.method("rotation", about="By how much was the image turned?")
-def rotation(parts: Parts) -> Method:
-    """RotationNet."""
-    return Rotation(parts.encoder, parts.features, parts.views)

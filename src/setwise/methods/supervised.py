@@ -6,17 +6,18 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import setwise.register as register
-from setwise.losses.parallel import Peers
+from setwise.losses.parallel import Processes
 from setwise.methods.method import Batch, Method, Parts
-from setwise.views import Views
 
 
+@register.method("supervised", about="A classifier on the labels: the upper bound.")
 class Supervised(Method):
     """Cross-entropy of the labels."""
 
-    def __init__(self, encoder: nn.Module, features: int, classes: int, views: Views) -> None:
+    def __init__(self, parts: Parts) -> None:
         super().__init__()
-        self.encoder, self.classifier, self.views = encoder, nn.Linear(features, classes), views
+        self.encoder, self.views = parts.encoder, parts.views
+        self.classifier = nn.Linear(parts.features, parts.classes)
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """The loss, and the share of the batch that is classified correctly."""
@@ -24,19 +25,13 @@ class Supervised(Method):
         hits = (logits.argmax(1) == batch.labels).float().mean()
         return {"loss": cross_entropy(logits, batch.labels), "accuracy": hits}
 
-    def share(self, peers: Peers) -> None:
+    def share(self, processes: Processes) -> None:
         """Nothing to do: the loss is a mean over samples."""
 
 
-@register.method("supervised", about="A classifier on the labels: the upper bound.")
-def supervised(parts: Parts) -> Method:
-    """The upper bound."""
-    return Supervised(parts.encoder, parts.features, parts.classes, parts.views)
-
-
 @register.method("random", about="An encoder that is never trained: the lower bound.")
-def untrained(parts: Parts) -> Method:
+def random(parts: Parts) -> Method:
     """What ``supervised`` begins with."""
     if parts.recipe.epochs:
         raise ValueError(f"expected epochs = 0 for method 'random', which is never trained, got {parts.recipe.epochs}")
-    return supervised(parts)
+    return Supervised(parts)

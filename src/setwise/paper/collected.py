@@ -322,7 +322,7 @@ def epochs(run: Run) -> list[dict[str, Any]]:
     return [row for row in found if isinstance(row, dict)] if isinstance(found, list) else []
 
 
-def sittings(run: Run) -> list[dict[str, Any]]:
+def resumptions(run: Run) -> list[dict[str, Any]]:
     """What a record says of the processes that made the run, the last of which evaluated it; in order."""
     found = run.record.get("earlier")
     return [*(one for one in found if isinstance(one, dict)), run.record] if isinstance(found, list) else [run.record]

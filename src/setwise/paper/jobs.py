@@ -15,7 +15,7 @@ from setwise.paper.collected import collect, groups
 from setwise.paper.objectives import weight_of
 from setwise.paper.recipes import DATA, MATCHING_DATA, MATCHING_LOSSES, recipe
 from setwise.recipe import Recipe, flat
-from setwise.training.surroundings import plain_path
+from setwise.training.environment import plain_path
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import setwise.register as register
 from setwise.checks import see
 from setwise.paper.ablation import ablation_answer, ablation_table, is_ablation
 from setwise.paper.claims import claims, differences, lead, pictured, settings
-from setwise.paper.collected import Group, Run, collect, groups, mean_curve, sittings
+from setwise.paper.collected import Group, Run, collect, groups, mean_curve, resumptions
 from setwise.paper.figures import Timing, cost_table, costs_onto, sweep_onto, sweep_table, sweeps, timings
 from setwise.paper.numbers import word
 from setwise.paper.spectra import looks_table, spectra_onto
@@ -168,7 +168,7 @@ def provenance(runs: Iterable[Run]) -> str:
     """Commit, versions, hardware and command, each with the records that were made so."""
     made: dict[str, list[Run]] = {}
     for run in runs:
-        *earlier, last = sittings(run)
+        *earlier, last = resumptions(run)
         lines = [f"{_made(one)}\ntrained from epoch {one.get('epoch', 'unknown')} on, then:" for one in earlier]
         lines += [_made(last), f"precision {run.record.get('precision') or 'unknown'}"]
         made.setdefault("\n".join(lines), []).append(run)

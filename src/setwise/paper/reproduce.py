@@ -34,7 +34,7 @@ from setwise.runs import run_of
 from setwise.terminal import visible
 from setwise.training.checkpoint import remove_unfinished, write_text
 from setwise.training.errors import Interrupted, TrainingError, out_of_memory
-from setwise.training.loop import How, stopping_signals
+from setwise.training.loop import RunOptions, stopping_signals
 
 # Training images of the data sets that recipes name, and how many times the pixels of CIFAR's they have.
 IMAGES = {"digits": (1297, 1), "cifar10": (50_000, 1), "cifar100": (50_000, 1), "tiny-imagenet": (100_000, 4)}
@@ -131,7 +131,7 @@ def _run(job: Job, path: Path, scratch: Path, device: torch.device, root: Path |
     began = time.perf_counter()
     who = _who(job)
     folder = scratch / job.name / job.variant / f"seed-{job.seed}"
-    how = How(device, resume=True, quiet=True)
+    how = RunOptions(device, resume=True, quiet=True)
     try:
         record = run_of(job.recipe)(job.recipe, folder, name=job.name, seed=job.seed, how=how, root=root)
         record = {"format": records.FORMAT, **record, "variant": job.variant}

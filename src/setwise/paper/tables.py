@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from setwise.paper import numbers as paper_numbers
-from setwise.paper.collected import METHODS, TERMS, Group, Row, machine, probed, sittings
+from setwise.paper.collected import METHODS, TERMS, Group, Row, machine, probed, resumptions
 from setwise.paper.numbers import word
 from setwise.records.statistics import MeanStd, number, paired_difference
 from setwise.report.tables import NOTE, Cell, Table
@@ -166,6 +166,6 @@ def _sets(group: Group) -> str:
 
 def machines(group: Group) -> str:
     """On what its runs were made, a sentence."""
-    commits = len({str(one.get("commit")) for run in group.runs for one in sittings(run)})
+    commits = len({str(one.get("commit")) for run in group.runs for one in resumptions(run)})
     at = f", at {commits} commits of this project" if commits > 1 else ""
     return f"Ran on {' and '.join(sorted({machine(run) for run in group.runs}))}{at}."

@@ -12,7 +12,7 @@ from setwise.recipe import Recipe, flat, upgrade
 from setwise.records.statistics import number
 from setwise.training.checkpoint import Checkpoint, write_text
 from setwise.training.engine import Engine
-from setwise.training.surroundings import plain_path, same, surroundings
+from setwise.training.environment import environment, plain_path
 
 FORMAT = "setwise run 1"
 FILE = "record.json"
@@ -25,8 +25,8 @@ def of_run(name: str, engine: Engine, last: Checkpoint, data: dict[str, Any]) ->
     Commit, versions, hardware and command are of the process that evaluates it. "earlier" are those of others that
     trained a part of it, if there were any, each with the epoch that it began in.
     """
-    here = surroundings(engine.device)
-    earlier = [sitting for sitting in last.sittings if not same(sitting, here)]
+    here = environment(engine.device)
+    earlier = [one for one in last.resumptions if one | here != one]
     return {
         "name": name,
         "recipe": _private(engine.recipe).tree(),

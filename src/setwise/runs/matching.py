@@ -29,8 +29,8 @@ from setwise.recipe import Recipe
 from setwise.report.matching_page import write_page
 from setwise.training.checkpoint import replacing
 from setwise.training.engine import Engine, untrained
-from setwise.training.loop import How, train
-from setwise.training.progress import say_if_heard
+from setwise.training.loop import RunOptions, train
+from setwise.training.progress import print_line
 
 BEST = "best.safetensors"  # the weights of the chosen epoch
 HELD_OUT = 20  # sets
@@ -109,7 +109,7 @@ def run_matching(
     *,
     name: str,
     seed: int,
-    how: How,
+    how: RunOptions,
     root: Path | None = None,
     evaluate: bool = True,
 ) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def run_matching(
     if how.processes.first and not how.quiet:
         halves = ", each the left and the right half of an image" if data.train.name.endswith("-halves") else ""
         counts = " / ".join(map(str, sizes.values()))
-        say_if_heard(f"{data.train.name}: {counts} items for train / val / test{halves}", sys.stdout)
+        print_line(f"{data.train.name}: {counts} items for train / val / test{halves}", sys.stdout)
     title = f"{name} seed {seed}"
     engine, last = train(recipe, data.train, folder, seed=seed, how=how, title=title, after_epoch=after_epoch)
     about = {"name": data.train.name, **sizes, "held_out_sets": len(data.held_out)}

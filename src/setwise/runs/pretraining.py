@@ -24,7 +24,7 @@ from setwise.recipe import Recipe
 from setwise.runs import structure
 from setwise.training import checkpoint as checkpoints
 from setwise.training.checkpoint import Checkpoint
-from setwise.training.loop import How, about, check_same_data, train
+from setwise.training.loop import RunOptions, about, check_same_data, train
 
 FINE_TUNING_EPOCHS = 30
 
@@ -84,7 +84,7 @@ def pretrain(
     *,
     name: str,
     seed: int,
-    how: How,
+    how: RunOptions,
     root: Path | None = None,
     evaluate: bool = True,
 ) -> dict[str, Any]:
@@ -219,7 +219,7 @@ def probe(
             train_set,
             folder,
             seed=found.seed,
-            how=How(device, resume=True, quiet=quiet),
+            how=RunOptions(device, resume=True, quiet=quiet),
             title="fine-tuning",
             encoder=state,
         )

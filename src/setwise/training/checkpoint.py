@@ -1,4 +1,4 @@
-"""Checkpoints: one safetensors file with every tensor and a JSON text, whole or not there. Reading executes nothing."""
+"""Checkpoints: one safetensors file with every tensor and a JSON text, whole or absent. Reading one runs no code."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import glob
 import json
 import math
 import os
-import tempfile
+import secrets
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ KEY = "setwise"  # of the JSON text in safetensors' metadata
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A run at a moment: ``step`` steps of ``epoch`` are done, and the metrics of the epochs before."""
+    """A run after ``step`` steps of ``epoch``, with the metrics of the epochs before."""
 
     recipe: Recipe
     seed: int
@@ -38,14 +38,14 @@ class Checkpoint:
     tensors: dict[str, Tensor] = field(repr=False)
     data: dict[str, Any] = field(default_factory=dict)  # what the encoder was trained on: channels, size, mean, std
     seconds: float = 0.0  # of training so far
-    sittings: list[dict[str, Any]] = field(default_factory=list)  # who trained it: surroundings, and from which epoch
+    resumptions: list[dict[str, Any]] = field(default_factory=list)  # each start: its epoch and its environment
 
     def encoder_state(self) -> dict[str, Tensor]:
-        """The encoder's weights: those of the chosen epoch where one was chosen, as matching does."""
+        """The encoder's weights: of the chosen epoch, if the run chose one as matching does; else the last."""
         for prefix in ("kept.encoder.", "model.encoder."):
-            found = {name.removeprefix(prefix): x for name, x in self.tensors.items() if name.startswith(prefix)}
-            if found:
-                return found
+            state = {name.removeprefix(prefix): x for name, x in self.tensors.items() if name.startswith(prefix)}
+            if state:
+                return state
         return {}
 
 
@@ -53,23 +53,28 @@ class Checkpoint:
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary path beside ``path`` that takes its place, whole and on disk, if the block ends without an error."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    os.close(handle)
-    temporary = Path(name)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    temporary.touch(exist_ok=False)
+    rights = temporary.stat().st_mode
     try:
         yield temporary
         with temporary.open("rb") as written:
             os.fsync(written.fileno())
-        temporary.chmod(0o666 & ~_umask())
+        temporary.chmod(rights)  # safetensors puts a file of its own there, which nobody else may read
         temporary.replace(path)
-        _sync_folder(path.parent)
+        with contextlib.suppress(OSError):  # the new name lasts through a power cut, where the system can do that
+            folder = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
     finally:
         temporary.unlink(missing_ok=True)
 
 
 def remove_unfinished(path: Path) -> None:
-    """Remove what killed processes left of ``path``, half written. Only for one who keeps others from writing it."""
-    for unfinished in path.parent.glob(f".{glob.escape(path.name)}." + "[a-z0-9_]" * 8):  # as mkstemp names them
+    """Remove half-written files that killed processes left of ``path``. Keep others from writing it meanwhile."""
+    for unfinished in path.parent.glob(f".{glob.escape(path.name)}." + "[a-z0-9_]" * 8):  # version 0.1 used any letter
         unfinished.unlink(missing_ok=True)
 
 
@@ -80,7 +85,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def save(path: Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint. If that fails, the one that was there before is intact."""
+    """Write a checkpoint. If that fails, the one from before stays."""
     from safetensors.torch import save_file
 
     tensors = {name: x.detach().cpu().contiguous() for name, x in checkpoint.tensors.items()}
@@ -93,7 +98,7 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
         "history": checkpoint.history,
         "data": checkpoint.data,
         "seconds": checkpoint.seconds,
-        "sittings": checkpoint.sittings,
+        "sittings": checkpoint.resumptions,  # the name that files have
     }
     about["crc32"] = _crc32(tensors, about)
     try:
@@ -132,58 +137,46 @@ def load(path: str | os.PathLike[str]) -> Checkpoint:
     if checksum != _crc32(tensors, None if old else about) and not (old and checksum is None):
         raise ValueError(f"{foreign}one whose content has changed since{instead}")
     try:
-        recipe = Recipe.read(about["recipe"])  # first: it tells what another version lacks
-        counts = {name: about[name] for name in ("seed", "epoch", "step")}
-        history, data, seconds = about["history"], dict(about["data"]), float(about["seconds"])
-        sittings = about.get("sittings", [])  # older ones do not know
-        if not all(isinstance(x, int) and x >= 0 for x in counts.values()) or not math.isfinite(seconds):
-            raise ValueError(f"counters {counts}, {seconds} seconds")
-        if not isinstance(history, list) or not all(isinstance(row, dict) for row in history):
-            raise ValueError("a history that is no list of epochs")
-        if not isinstance(sittings, list) or not all(isinstance(one, dict) for one in sittings):
-            raise ValueError("sittings that are no list")
-        if not isinstance(data.get("shape", []), list):
-            raise ValueError(f"images of shape {data['shape']!r}")
-        _check_counters(recipe, counts["epoch"], counts["step"], history, data.get("count"))
-        return Checkpoint(
-            recipe, **counts, history=history, tensors=tensors, data=data, seconds=seconds, sittings=sittings
+        found = Checkpoint(
+            recipe=Recipe.read(about["recipe"]),
+            **{name: about[name] for name in ("seed", "epoch", "step", "history")},
+            tensors=tensors,
+            data=dict(about["data"]),
+            seconds=float(about["seconds"]),
+            resumptions=about.get("sittings", []),  # older files do not know
         )
+        for problem in _problems(found):
+            raise ValueError(problem)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{foreign}one that this version cannot read ({error}){instead}") from error
+    return found
 
 
-def _check_counters(recipe: Recipe, epoch: int, step: int, history: list[dict[str, Any]], images: object) -> None:
-    """Raise unless the run can have been at this step of this epoch, with this history."""
-    if epoch > recipe.epochs or (epoch == recipe.epochs and step):
-        raise ValueError(f"step {step} of epoch {epoch} of a run of {recipe.epochs} epochs")
-    if isinstance(images, int) and step and step * recipe.batch >= images:
-        raise ValueError(f"step {step} of an epoch of {images} images in batches of {recipe.batch}")
-    if [row.get("epoch") for row in history] != list(range(1, epoch + 1)):
-        raise ValueError(f"a history of {len(history)} epochs, not of the {epoch} that are done, in order")
+def _problems(found: Checkpoint) -> Iterator[str]:
+    """What no run can have written."""
+    recipe, counts = found.recipe, (found.seed, found.epoch, found.step)
+    if not all(isinstance(x, int) and x >= 0 for x in counts) or not math.isfinite(found.seconds):
+        yield f"seed, epoch and step {counts}, {found.seconds} seconds"
+    for name, rows in (("history", found.history), ("resumptions", found.resumptions)):
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            yield f"a {name} that is no list of tables"
+    if not isinstance(found.data.get("shape", []), list):
+        yield f"images of shape {found.data['shape']!r}"
+    if found.epoch > recipe.epochs or (found.epoch == recipe.epochs and found.step):
+        yield f"step {found.step} of epoch {found.epoch} of a run of {recipe.epochs} epochs"
+    images = found.data.get("count")
+    if isinstance(images, int) and found.step and found.step * recipe.batch >= images:
+        yield f"step {found.step} of an epoch of {images} images in batches of {recipe.batch}"
+    if [row.get("epoch") for row in found.history] != list(range(1, found.epoch + 1)):
+        yield f"a history of {len(found.history)} epochs, not of the {found.epoch} that are done, in order"
 
 
 def _crc32(tensors: Mapping[str, Tensor], about: dict[str, Any] | None) -> int:
     """The checksum of ``about`` and of every tensor's name, type, shape and bytes; of the bytes alone without it."""
-    found = 0 if about is None else zlib.crc32(json.dumps(about).encode())
+    total = 0 if about is None else zlib.crc32(json.dumps(about).encode())
     for name in sorted(tensors):
         x = tensors[name]
         if about is not None:
-            found = zlib.crc32(f"{name} {x.dtype} {tuple(x.shape)}".encode(), found)
-        found = zlib.crc32(x.reshape(-1).view(torch.uint8).numpy().data, found)
-    return found
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a rename last through a power cut, where the system can."""
-    with contextlib.suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+            total = zlib.crc32(f"{name} {x.dtype} {tuple(x.shape)}".encode(), total)
+        total = zlib.crc32(x.reshape(-1).view(torch.uint8).numpy().data, total)
+    return total

@@ -8,6 +8,7 @@ import threading
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from inspect import signature
 from typing import Any
 
@@ -18,17 +19,16 @@ from torch.nn.parallel import DistributedDataParallel
 import setwise.register as register
 from setwise.checks import see
 from setwise.data import ImageSet, MatchedSet
-from setwise.losses.parallel import Peers
+from setwise.losses.parallel import Processes
 from setwise.methods import Batch, Method, create
 from setwise.methods.matching import draw_shots
 from setwise.recipe import Recipe
 from setwise.training.capture import captured
 from setwise.training.errors import TrainingError
-from setwise.training.processes import Processes, share_norms
+from setwise.training.processes import share_norms
 from setwise.training.schedule import batch_sizes, epoch_order, epoch_rates
 
 _drawing = threading.Lock()  # torch has one generator for all threads
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 
 class Engine:
@@ -39,8 +39,8 @@ class Engine:
     graph (and a second one for the epoch's last, smaller batch) and waits for nothing; ``begin`` sets them for an
     epoch, ``means`` reads them.
 
-    Over many processes the batch is divided into equal parts, losses and BatchNorm are over all of it, gradients are
-    averaged by DDP, and steps are not captured.
+    Over many processes the batch is divided into equal parts, losses and BatchNorm are over all of it, DDP averages
+    the gradients, and steps are not captured.
     """
 
     def __init__(
@@ -63,65 +63,56 @@ class Engine:
             _check_share()
             torch.backends.cudnn.benchmark = True
             torch.backends.cudnn.allow_tf32 = self.precision != "float32"  # float32 means float32
-        if recipe.batch % self.processes.size:
-            raise ValueError(
-                f"expected a batch that {self.processes.size} processes can share equally, got {recipe.batch}; "
-                + see("how-to/many-gpus#equal-parts")
-            )
+        self.sizes = self._batch_sizes(data)
+        self.steps = len(self.sizes)  # in an epoch
         method = untrained(recipe, data, seed)
         method.to(device, torch.float64 if self.precision == "float64" else torch.float32)
         if on_gpu:
             method.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.method: Method = method
         self.model: nn.Module = method
         if self.processes.size > 1:
-            method.share(Peers())
+            method.share(self.processes)
             share_norms(method, device)
             # BatchNorm's statistics are the same everywhere, there is nothing to broadcast.
             names = signature(DistributedDataParallel).parameters
             option = "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"  # torch < 2.13
             options: Any = {option: False}
             self.model = DistributedDataParallel(method, **options)
-        self.method: Method = method
         self.data = data if data.images.device == device else _moved(data, device)
-        self.sizes = batch_sizes(len(data), recipe.batch, drop_last=recipe.drop_last, processes=self.processes.size)
-        if recipe.epochs and len(data) < 2:
-            raise ValueError(f"expected at least two images to train on, got {len(data)} in {data.name}")
-        if recipe.epochs and not self.sizes:
-            raise ValueError(
-                f"expected a batch of at most the {len(data)} images of {data.name}, got {recipe.batch} with "
-                f"drop_last; {see('how-to/errors#last-batch')}"
-            )
+
+        # What steps read and advance.
         rate_type = torch.float32 if on_gpu else torch.float64
         self._order = torch.zeros(len(data), dtype=torch.int64, device=device)
         self._rates = torch.zeros(self.steps, dtype=rate_type, device=device)
         self._rate = torch.zeros((), dtype=rate_type, device=device)
         self._place, self._turn, self._epoch = (torch.zeros((), dtype=torch.int64, device=device) for _ in range(3))
         self._seed = torch.full((), seed, dtype=torch.int64, device=device)
+        parts = {rows: rows // self.processes.size for rows in self.sizes}
+        self._offsets = {
+            rows: torch.arange(part, device=device) + self.processes.rank * part for rows, part in parts.items()
+        }
         self._totals: dict[str, Tensor] = {}
         self.kept: dict[str, Tensor] = {}
         self.epoch = self.step_in_epoch = 0
         self.last_rate = float(recipe.optimizer["lr"])
-        options = recipe.optimizer.options | {"lr": self._rate}  # a tensor, which the step itself sets
+
         groups = method.groups()
         self._own_rates = []  # of groups with one: a tensor too, and what it is to the recipe's
         for group in groups:
             if "lr" in group:
                 self._own_rates.append((torch.zeros_like(self._rate), group["lr"] / self.last_rate))
                 group["lr"] = self._own_rates[-1][0]
-        self.optimizer = register.optimizer[recipe.optimizer.name].make(groups, **options)
-        self._runs: dict[int, Callable[[], object]] = {}
+        rate = {"lr": self._rate}  # a tensor, which the step itself sets
+        self.optimizer = register.optimizer[recipe.optimizer.name].make(groups, **recipe.optimizer.options | rate)
+        self._moves = type(method).after_step is not Method.after_step  # needless counting takes 1 % of a small step
+        self._graphs: dict[int, Callable[[], None]] = {}  # captured steps by their batch size
         if recipe.epochs:
             self._prepare(capture and on_gpu and self.processes.size == 1)
 
-    @property
-    def steps(self) -> int:
-        """Steps in an epoch."""
-        return len(self.sizes)
-
     def begin(self, epoch: int, step: int = 0) -> None:
         """Go to a step of an epoch; at the epoch's first the sums start at 0 and the method prepares itself."""
-        order = epoch_order(len(self.data), seed=self.seed, epoch=epoch)
-        self._order.copy_(order)
+        self._order.copy_(epoch_order(len(self.data), seed=self.seed, epoch=epoch))
         rates = epoch_rates(self.recipe, epoch, self.steps)
         self._rates.copy_(rates)
         self.last_rate = rates[-1].item()
@@ -138,8 +129,45 @@ class Engine:
 
     def step(self) -> None:
         """One step, queued on the device."""
-        self._runs[self.sizes[self.step_in_epoch]]()
+        rows = self.sizes[self.step_in_epoch]
+        if rows in self._graphs:
+            self._graphs[rows]()
+        else:
+            self._step(rows)
         self.step_in_epoch += 1
+
+    def _step(self, rows: int) -> None:
+        """The next batch, of ``rows`` images over all processes: its loss, the gradients, the weights, the sums."""
+        batch = self.batch(self._order[self._place + self._offsets[rows]])
+        # An index of shape [1]: the host would read one of shape [].
+        self._rate.copy_(self._rates[self._turn[None]][0])
+        for rate, share in self._own_rates:
+            torch.mul(self._rate, share, out=rate)
+        self.optimizer.zero_grad()
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
+            terms = self.model(batch)
+        terms["loss"].backward()
+        self.optimizer.step()
+        self._turn.add_(1)
+        if self._moves:
+            with torch.no_grad():
+                self.method.after_step(self._epoch * self.steps + self._turn, self.recipe.epochs * self.steps)
+        for name, term in terms.items():
+            if name not in self._totals:
+                self._totals[name] = self._zero()
+            self._totals[name].add_(term.detach(), alpha=rows)
+        self._place.add_(rows)
+
+    def batch(self, samples: Tensor) -> Batch:
+        """The images of these samples: themselves, or a shot of each view of these identities."""
+        data, seed, epoch = self.data, self._seed, self._epoch
+        if isinstance(data, MatchedSet):
+            places, keys = draw_shots(data, samples, seed=seed, epoch=epoch)
+            labels = samples
+        else:
+            places, keys, labels = samples, samples, data.labels[samples]
+        dtype, last = getattr(torch, self.precision), self.device.type == "cuda"
+        return Batch(data.images[places], keys, labels, seed, epoch, dtype, last)
 
     def means(self) -> dict[str, float]:
         """Every term of the loss, the mean over the epoch so far. Waits for the device; an error if not finite."""
@@ -152,24 +180,22 @@ class Engine:
         means = dict(zip(names, (sums / max(1, seen)).tolist(), strict=True))
         for name, value in means.items():
             if not math.isfinite(value):
-                raise TrainingError(
-                    f"expected a finite {name}, got {value} in epoch {self.epoch + 1}, by step {self.step_in_epoch} of "
-                    f"{self.steps}; a lower lr (now {self.recipe.optimizer['lr']:g}) or precision float32 may help, "
-                    + see("how-to/errors#not-finite")
-                )
+                raise self._diverged(f"a finite {name}, got {value}")
         return means
 
     def check_weights(self) -> None:
         """An error if a weight is not finite: a loss is taken before its step, and says nothing of the last one's."""
         weights = {name: x for name, x in self.method.state_dict().items() if x.is_floating_point()}
         finite = torch.stack([x.isfinite().all() for x in weights.values()]).tolist() if weights else []
-        lost = [name for name, good in zip(weights, finite, strict=True) if not good]
-        if lost:
-            raise TrainingError(
-                f"expected finite weights, got others in {lost[0]} after step {self.step_in_epoch} of {self.steps} of "
-                f"epoch {self.epoch + 1}; a lower lr (now {self.recipe.optimizer['lr']:g}) may help, "
-                + see("how-to/errors#not-finite")
-            )
+        for name, good in zip(weights, finite, strict=True):
+            if not good:
+                raise self._diverged(f"finite weights, got others in {name}")
+
+    def _diverged(self, expected: str) -> TrainingError:
+        return TrainingError(
+            f"expected {expected} in epoch {self.epoch + 1}, by step {self.step_in_epoch} of {self.steps}; a lower lr "
+            f"(now {self.recipe.optimizer['lr']:g}) or precision float32 may help, {see('how-to/errors#not-finite')}"
+        )
 
     def tensors(self) -> dict[str, Tensor]:
         """All that a run has learnt and counted, by name; what ``restore`` takes."""
@@ -180,42 +206,31 @@ class Engine:
         return found | {f"total.{name}": x for name, x in self._totals.items()}
 
     def keep(self) -> None:
-        """Set the method's weights as they are now aside, in ``kept``: the best so far. Checkpoints have them too."""
+        """Copy the method's weights to ``kept``: the best so far. Checkpoints have them too."""
         self.kept = {name: x.detach().clone() for name, x in self.method.state_dict().items()}
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
         """Take over what ``tensors`` gave, in place: graphs and optimiser keep pointing at the same memory."""
-        for name in [n for n in tensors if n.startswith("total.")]:
-            self._totals.setdefault(name.removeprefix("total."), self._zero())
+        for name in tensors:
+            if name.startswith("total."):
+                self._totals.setdefault(name.removeprefix("total."), self._zero())
         if any(name.startswith("kept.") for name in tensors):
             self.keep()
         mine = self.tensors()
         for name in mine.keys() | tensors.keys():
-            theirs = tensors.get(name)
-            if name.startswith("total.") and theirs is None:
+            if name.startswith("total.") and name not in tensors:
                 continue
-            if name not in mine or theirs is None or theirs.shape != mine[name].shape:
-                got = "no such tensor" if theirs is None else f"shape {tuple(theirs.shape)}"
-                want = f"shape {tuple(mine[name].shape)}" if name in mine else "no such tensor"
-                raise ValueError(f"expected {want} for {name}, got {got}; the checkpoint is of another run")
-            if theirs.dtype != mine[name].dtype:
+            expected, got = (
+                f"{x[name].dtype} of shape {tuple(x[name].shape)}" if name in x else "no such tensor"
+                for x in (mine, tensors)
+            )
+            if expected != got:
                 raise ValueError(
-                    f"expected {name} of {mine[name].dtype}, got {theirs.dtype}; was the precision changed?"
+                    f"expected {expected} for {name}, got {got}; the checkpoint is of another run, or of another "
+                    "precision"
                 )
-        for name, x in mine.items():
-            if name in tensors:
-                x.copy_(tensors[name])
-
-    def batch(self, samples: Tensor) -> Batch:
-        """The images of these samples: themselves, or a shot of each view of these identities."""
-        data, seed, epoch = self.data, self._seed, self._epoch
-        if isinstance(data, MatchedSet):
-            places, keys = draw_shots(data, samples, seed=seed, epoch=epoch)
-            labels = samples
-        else:
-            places, keys, labels = samples, samples, data.labels[samples]
-        dtype, last = DTYPES[self.precision], self.device.type == "cuda"
-        return Batch(data.images[places], keys, labels, seed, epoch, dtype, last)
+        for name in tensors:
+            mine[name].copy_(tensors[name])
 
     def _zero(self) -> Tensor:
         return torch.zeros((), dtype=torch.float64, device=self.device)
@@ -223,24 +238,45 @@ class Engine:
     def _parameters(self) -> list[nn.Parameter]:
         return [p for group in self.optimizer.param_groups for p in group["params"]]
 
+    def _batch_sizes(self, data: ImageSet | MatchedSet) -> list[int]:
+        """The sizes of an epoch's batches; an error if there is nothing to train on."""
+        batch, drop_last, many = self.recipe.batch, self.recipe.drop_last, self.processes.size
+        if batch % many:
+            raise ValueError(
+                f"expected a batch that {many} processes can share equally, got {batch}; "
+                + see("how-to/many-gpus#equal-parts")
+            )
+        sizes = batch_sizes(len(data), batch, drop_last=drop_last, processes=many)
+        if self.recipe.epochs and len(data) < 2:
+            raise ValueError(f"expected at least two images to train on, got {len(data)} in {data.name}")
+        if self.recipe.epochs and not sizes:
+            raise ValueError(
+                f"expected a batch of at most the {len(data)} images of {data.name}, got {batch} with drop_last; "
+                + see("how-to/errors#last-batch")
+            )
+        return sizes
+
     def _prepare(self, capture: bool) -> None:
-        """Let the optimiser make its state, capture the graphs, and undo what that did to the weights."""
+        """Let the optimiser make its state, capture the graphs, and undo what both did to weights and state."""
         before = {name: x.clone() for name, x in self.method.state_dict().items()}
         for parameter in self._parameters():
             parameter.grad = torch.zeros_like(parameter)
         self.optimizer.step()
         self.optimizer.zero_grad()
-        pool = torch.cuda.graph_pool_handle() if capture else None
-        for rows in sorted(set(self.sizes), reverse=True):
-            run = self._runner(rows // self.processes.size)
-            if capture:
-                run = self._captured(run, pool)
-            self._runs[rows] = run
-        self._undo(before)
+        if capture:
+            pool = torch.cuda.graph_pool_handle()
+            for rows in sorted(self._offsets, reverse=True):
+                self._graphs[rows] = self._captured(rows, pool)
+        for name, x in self.method.state_dict().items():
+            x.copy_(before[name])
+        for parameter in self._parameters():
+            for x in self.optimizer.state[parameter].values():
+                if isinstance(x, Tensor):
+                    x.zero_()  # SGD: a momentum of 0 is what its first step starts from
 
-    def _captured(self, run: Callable[[], object], pool: Any) -> Callable[[], object]:
+    def _captured(self, rows: int, pool: Any) -> Callable[[], None]:
         try:
-            return captured(run, pool, before=lambda: self.begin(0))
+            return captured(partial(self._step, rows), pool, before=lambda: self.begin(0))
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
             if isinstance(error, torch.OutOfMemoryError):
@@ -250,45 +286,6 @@ class Engine:
             raise TrainingError(
                 f"a step could not be captured in a CUDA graph ({reason}); {hint}, {see('how-to/errors#capture')}"
             ) from error
-
-    def _undo(self, before: dict[str, Tensor]) -> None:
-        for name, x in self.method.state_dict().items():
-            x.copy_(before[name])
-        for parameter in self._parameters():
-            for x in self.optimizer.state[parameter].values():
-                if isinstance(x, Tensor):
-                    x.zero_()  # SGD: a momentum of 0 is what its first step starts from
-
-    def _runner(self, rows: int) -> Callable[[], object]:
-        """A step of ``rows`` images of this process."""
-        offsets = torch.arange(rows, device=self.device) + self.processes.rank * rows
-        autocast: dict[str, Any] = {"device_type": self.device.type, "dtype": torch.bfloat16}
-        autocast["enabled"] = self.precision == "bfloat16"
-        moves = type(self.method).after_step is not Method.after_step  # counting for nobody takes 1 % of a small step
-
-        def run() -> None:
-            samples = self._order[self._place + offsets]
-            batch = self.batch(samples)
-            # An index of shape [1]: one of shape [] would be read by the host.
-            self._rate.copy_(self._rates[self._turn[None]][0])
-            for rate, share in self._own_rates:
-                torch.mul(self._rate, share, out=rate)
-            self.optimizer.zero_grad()
-            with torch.autocast(**autocast):
-                terms = self.model(batch)
-            terms["loss"].backward()
-            self.optimizer.step()
-            self._turn.add_(1)
-            if moves:
-                with torch.no_grad():
-                    self.method.after_step(self._epoch * self.steps + self._turn, self.recipe.epochs * self.steps)
-            for name, term in terms.items():
-                if name not in self._totals:
-                    self._totals[name] = self._zero()
-                self._totals[name].add_(term.detach(), alpha=rows * self.processes.size)
-            self._place.add_(rows * self.processes.size)
-
-        return run
 
 
 def untrained(recipe: Recipe, data: ImageSet | MatchedSet, seed: int) -> Method:

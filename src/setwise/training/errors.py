@@ -10,7 +10,7 @@ class TrainingError(RuntimeError):
 
 
 class Interrupted(TrainingError):
-    """A signal asked the run to stop; it has, after a checkpoint. ``signal`` is its number."""
+    """The run stopped after a signal and wrote a checkpoint. ``signal`` is its number."""
 
     def __init__(self, signal: int, message: str) -> None:
         super().__init__(message)

@@ -1,18 +1,21 @@
 """Loggers: where the metrics of each epoch go. One small class each; ``--logger NAME`` adds one to a run.
 
-A logger is made with the run's folder and the epochs so far, those of an interrupted run before its last checkpoint:
-what came after it will come again. Then ``epoch(row)`` is called after each epoch, and ``close()`` once.
+A run makes a logger with its folder and the epochs up to its last checkpoint; later epochs of an interrupted run will
+come again. Then it calls ``epoch(row)`` after each epoch, and ``close()`` once. Other parameters are options.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
 import setwise.register as register
 from setwise.checks import imported
+from setwise.losses.objective import Choice
 from setwise.training.checkpoint import remove_unfinished, write_text
 
 Row = Mapping[str, Any]
@@ -20,7 +23,7 @@ ALWAYS = ("csv", "jsonl")
 
 
 class Logger(Protocol):
-    """What every logger can do."""
+    """What every logger does."""
 
     def epoch(self, row: Row) -> None:
         """Take the metrics of an epoch: "epoch", "loss" and others, numbers or what only JSON can hold."""
@@ -29,51 +32,52 @@ class Logger(Protocol):
         """The run has ended, or was stopped."""
 
 
-class _Text:
-    """A text file: written anew with the epochs before, then line by line."""
+class _Lines:
+    """A text file with a line for each epoch; at first those of the epochs so far."""
 
-    def __init__(self, path: Path, lines: Sequence[str]) -> None:
+    def __init__(self, path: Path, history: Sequence[Row]) -> None:
         self.path = path
         remove_unfinished(path)
-        write_text(path, "".join(lines))
+        write_text(path, "".join(map(self.line, history)))
 
-    def add(self, line: str) -> None:
+    def line(self, row: Row) -> str:
+        raise NotImplementedError
+
+    def epoch(self, row: Row) -> None:
+        """Append a line."""
         with self.path.open("a") as file:
-            file.write(line)
+            file.write(self.line(row))
 
     def close(self) -> None:
         """Nothing is open."""
 
 
 @register.logger("jsonl", about="metrics.jsonl: an epoch a line, with everything. Always written.")
-class JsonLines(_Text):
-    """All that is known of each epoch."""
+class JsonLines(_Lines):
+    """Everything about each epoch."""
 
     def __init__(self, folder: Path, history: Sequence[Row]) -> None:
-        super().__init__(folder / "metrics.jsonl", [json.dumps(dict(row)) + "\n" for row in history])
+        super().__init__(folder / "metrics.jsonl", history)
 
-    def epoch(self, row: Row) -> None:
-        """Append a line."""
-        self.add(json.dumps(dict(row)) + "\n")
+    def line(self, row: Row) -> str:
+        """The row as JSON."""
+        return json.dumps(dict(row)) + "\n"
 
 
 @register.logger("csv", about="metrics.csv: a table of the numbers. Always written.")
-class Csv(_Text):
-    """Numbers and plain words; the columns are those of the first epoch, whatever order a later one has."""
+class Csv(_Lines):
+    """Numbers and plain words. The first epoch decides the columns and their order."""
 
     def __init__(self, folder: Path, history: Sequence[Row]) -> None:
-        self.columns = list(numbers(history[0])) if history else []
-        lines = [_line(self.columns), *map(self._cells, history)] if history else []
-        super().__init__(folder / "metrics.csv", lines)
+        self.columns: list[str] = []
+        super().__init__(folder / "metrics.csv", history)
 
-    def epoch(self, row: Row) -> None:
-        """Append a line, after a header if it is the first."""
-        header = "" if self.columns else _line(list(numbers(row)))
-        self.columns = self.columns or list(numbers(row))
-        self.add(header + self._cells(row))
-
-    def _cells(self, row: Row) -> str:
-        return _line([row.get(name, "") for name in self.columns])
+    def line(self, row: Row) -> str:
+        """The row's cells, after a header if it is the first."""
+        rows = [] if self.columns else [list(numbers(row))]
+        self.columns = self.columns or rows[0]
+        rows.append([str(row.get(name, "")) for name in self.columns])
+        return "".join(",".join(cells) + "\n" for cells in rows)
 
 
 @register.logger("tensorboard", about="TensorBoard's files, in the run's folder.")
@@ -120,8 +124,6 @@ class MLflow:
     """Needs the package mlflow."""
 
     def __init__(self, folder: Path, history: Sequence[Row], *, experiment: str = "setwise") -> None:
-        import os
-
         self.mlflow = imported("mlflow", "mlflow", "or leave --logger mlflow out")
         if "MLFLOW_TRACKING_URI" not in os.environ:
             self.mlflow.set_tracking_uri((folder / "mlruns").resolve().as_uri())
@@ -130,42 +132,28 @@ class MLflow:
 
     def epoch(self, row: Row) -> None:
         """All numbers at once."""
-        found = {name: value for name, value in numbers(row).items() if isinstance(value, (int, float))}
-        self.mlflow.log_metrics(found, step=row["epoch"])
+        metrics = {name: value for name, value in numbers(row).items() if isinstance(value, (int, float))}
+        self.mlflow.log_metrics(metrics, step=row["epoch"])
 
     def close(self) -> None:
         """Finish the run."""
         self.mlflow.end_run()
 
 
-class Metrics:
-    """The metrics of every epoch so far, and the loggers that get them."""
-
-    def __init__(self, folder: Path, history: list[dict[str, Any]], names: Sequence[str]) -> None:
-        self.history = list(history)
-        made = dict.fromkeys(names)
-        self.loggers: list[Logger] = [register.logger.make(name, folder=folder, history=history) for name in made]
-
-    def add(self, row: dict[str, Any]) -> None:
-        """Append an epoch."""
-        self.history.append(row)
-        for logger in self.loggers:
-            logger.epoch(row)
-
-    def __enter__(self) -> Metrics:
-        """Nothing to do."""
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Close every logger."""
-        for logger in self.loggers:
-            logger.close()
+@contextmanager
+def open_loggers(
+    folder: Path, history: Sequence[Row], chosen: Sequence[str | Mapping[str, Any]]
+) -> Iterator[list[Logger]]:
+    """One logger for each name, or for each table {"name": "wandb", "project": "mine"}; closed at the end."""
+    choices = {choice.name: choice for choice in (Choice.read(register.logger, one) for one in chosen)}
+    with ExitStack() as stack:
+        loggers: list[Logger] = []
+        for choice in choices.values():
+            loggers.append(register.logger.make(choice.name, choice.options, folder=folder, history=history))
+            stack.callback(loggers[-1].close)
+        yield loggers
 
 
 def numbers(row: Row) -> dict[str, Any]:
-    """What of an epoch's row has a place in a table."""
+    """The values of an epoch's row that fit in a table."""
     return {name: value for name, value in row.items() if not isinstance(value, (dict, list))}
-
-
-def _line(values: Sequence[Any]) -> str:
-    return ",".join(map(str, values)) + "\n"

@@ -7,8 +7,8 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -18,34 +18,32 @@ from torch import Tensor
 
 from setwise.checks import check_number, see
 from setwise.data import ImageSet, MatchedSet
+from setwise.encoders import settled
 from setwise.locks import Taken, locked
+from setwise.losses.parallel import Processes
 from setwise.recipe import Recipe, flat
 from setwise.training import checkpoint as checkpoints
 from setwise.training.checkpoint import Checkpoint
 from setwise.training.engine import Engine
+from setwise.training.environment import environment
 from setwise.training.errors import Interrupted, TrainingError, out_of_memory
-from setwise.training.loggers import ALWAYS, Metrics
-from setwise.training.processes import Processes
+from setwise.training.loggers import ALWAYS, Logger, open_loggers
 from setwise.training.progress import Reporter
-from setwise.training.surroundings import same, surroundings
 
 AfterEpoch = Callable[[Engine, list[dict[str, Any]]], dict[str, Any]]
 
-ALONE = Processes()
 LOOK_SECONDS = 0.5  # between looks at the loss, which wait for the device
-AGREE_STEPS = 20  # between questions whether another process was told to stop
-# A terminal's Ctrl-C goes to every process of a command, and whoever started others (torchrun, reproduce) passes it on.
+AGREE_STEPS = 20  # between questions whether another process got a signal
+# A terminal's Ctrl-C goes to every process of a command, and torchrun and `reproduce` pass it on to their processes.
 ONE_SIGNAL_SECONDS = 1.0
 FILE = "checkpoint.safetensors"
 
 
 def stopping_signals() -> list[int]:
     """Signals that stop a run; not a lost terminal's where it is to be ignored (nohup), or where there is none."""
-    found: list[int] = [signal.SIGINT, signal.SIGTERM]
     hangup = getattr(signal, "SIGHUP", None)
-    if hangup is not None and signal.getsignal(hangup) is not signal.SIG_IGN:
-        found.append(hangup)
-    return found
+    stopping: list[int] = [signal.SIGINT, signal.SIGTERM]
+    return stopping if hangup is None or signal.getsignal(hangup) is signal.SIG_IGN else [*stopping, hangup]
 
 
 class _Signals:
@@ -74,15 +72,16 @@ class _Signals:
 
 
 @dataclass(frozen=True)
-class How:
+class RunOptions:
     """How a run is carried out, which changes nothing of its outcome but rounding: where, and what is written."""
 
     device: torch.device
     resume: bool = False  # go on from the folder's checkpoint, if there is one
-    processes: Processes = ALONE
+    processes: Processes = field(default_factory=Processes)
     capture: bool = True  # steps as CUDA graphs, on a GPU
     checkpoint_seconds: float = 60.0  # between checkpoints
-    loggers: tuple[str, ...] = ()  # beside those that are always there
+    # Beside csv and jsonl: names, or tables with options such as {"name": "wandb", "project": "mine"}.
+    loggers: tuple[str | Mapping[str, Any], ...] = ()
     quiet: bool = False
 
 
@@ -92,7 +91,7 @@ def train(
     folder: Path,
     *,
     seed: int,
-    how: How,
+    how: RunOptions,
     title: str = "training",
     encoder: dict[str, Tensor] | None = None,
     after_epoch: AfterEpoch | None = None,
@@ -103,13 +102,15 @@ def train(
     it had never stopped: on a CPU with the same bits. ``encoder``: weights to start from, for fine-tuning.
     ``after_epoch`` measures more after each epoch: for its row, numbers or what only files of JSON can take.
     """
-    first = how.processes.first
     check_number(how.checkpoint_seconds, "checkpoint_seconds", least=0)
+    height, width = data.images.shape[2:]
+    recipe = replace(recipe, encoder=settled(recipe.encoder, (height, width)))
+    path, first = folder / FILE, how.processes.first  # the first process writes
     folder.mkdir(parents=True, exist_ok=True)
-    with _locked(folder, how.processes):
+    with _locked(folder) if first else contextlib.nullcontext():
         if first:
-            checkpoints.remove_unfinished(folder / FILE)
-        found = _found(folder / FILE, recipe, seed, about(data), how.resume)
+            checkpoints.remove_unfinished(path)
+        earlier = _earlier_checkpoint(path, recipe, seed, about(data), how.resume)
         engine = Engine(recipe, data, seed=seed, device=how.device, processes=how.processes, capture=how.capture)
         if encoder is not None:
             if not isinstance(encoder, dict):
@@ -119,14 +120,25 @@ def train(
                     + see("how-to/your-method#your-network")
                 )
             engine.method.encoder.load_state_dict(encoder)
-        if found is not None:
-            engine.restore(found.tensors)
-        history = [] if found is None else found.history
-        metrics = Metrics(folder, history, (*ALWAYS, *how.loggers) if first else ())
-        quiet = how.quiet or not first
-        with Reporter(title, epochs=recipe.epochs, images=len(data), quiet=quiet) as reporter, metrics:
-            run = _Run(engine, folder / FILE, metrics, reporter, how.checkpoint_seconds, after_epoch)
-            return engine, run.all(found)
+        if earlier is not None:
+            engine.restore(earlier.tensors)
+        history = [] if earlier is None else list(earlier.history)
+        with (
+            Reporter(title, epochs=recipe.epochs, images=len(data), quiet=how.quiet or not first) as reporter,
+            open_loggers(folder, history, (*ALWAYS, *how.loggers) if first else ()) as loggers,
+            _Signals() as signals,
+        ):
+            if earlier is not None and earlier.epoch == recipe.epochs:
+                return engine, earlier
+            run = _Run(engine, path, how, history, loggers, reporter, signals, after_epoch)
+            start, step = 0, 0
+            if earlier is not None:
+                start, step = earlier.epoch, earlier.step
+                run.began -= earlier.seconds
+            run.resumptions = _resumptions(earlier, engine.device)
+            for epoch in range(start, recipe.epochs):
+                run.epoch(epoch, step if epoch == start else 0)
+            return engine, run.save(recipe.epochs, 0)
 
 
 @dataclass
@@ -135,32 +147,18 @@ class _Run:
 
     engine: Engine
     path: Path
-    metrics: Metrics
+    how: RunOptions
+    history: list[dict[str, Any]]
+    loggers: list[Logger]
     reporter: Reporter
-    checkpoint_seconds: float
+    signals: _Signals
     after_epoch: AfterEpoch | None
-    sittings: list[dict[str, Any]] = field(default_factory=list)
-    began: float = 0.0
-    saved: float = 0.0
-    looked: float = 0.0
+    resumptions: list[dict[str, Any]] = field(default_factory=list)
 
-    def all(self, found: Checkpoint | None) -> Checkpoint:
-        """Every epoch that is left."""
-        epochs = self.engine.recipe.epochs
-        if found is not None and found.epoch == epochs:
-            return found
-        self.began = time.perf_counter() - (0.0 if found is None else found.seconds)
-        self.saved = time.monotonic()
-        first, step = (0, 0) if found is None else (found.epoch, found.step)
-        here = surroundings(self.engine.device)
-        before = [] if found is None else found.sittings or [{"epoch": 1}]  # older checkpoints do not say
-        self.sittings = before if before and same(before[-1], here) else [*before, {"epoch": first + 1, **here}]
-        with _Signals() as signals:
-            for epoch in range(first, epochs):
-                self.epoch(epoch, step if epoch == first else 0, signals)
-        return self.save(epochs, 0)
+    def __post_init__(self) -> None:
+        self.began, self.saved, self.looked = time.perf_counter(), time.monotonic(), 0.0
 
-    def epoch(self, epoch: int, first: int, signals: _Signals) -> None:
+    def epoch(self, epoch: int, first: int) -> None:
         """One epoch, from its step ``first``."""
         engine, began = self.engine, time.perf_counter()
         engine.begin(epoch, first)
@@ -171,30 +169,33 @@ class _Run:
                 break  # the epoch's metrics come first
             # Processes have to agree, and asking costs a message.
             if engine.processes.size == 1 or turn % AGREE_STEPS == 0:
-                self.look(epoch, turn + 1, signals)
+                self.look(epoch, turn + 1)
         means, seconds = engine.means(), time.perf_counter() - began
         row = {"epoch": epoch + 1, **means, "lr": engine.last_rate, "seconds": seconds}
         row["images_per_second"] = sum(engine.sizes[first:]) / seconds
-        self.metrics.add(row if self.after_epoch is None else row | self.after_epoch(engine, self.metrics.history))
+        if self.after_epoch is not None:
+            row |= self.after_epoch(engine, self.history)
+        self.history.append(row)
+        for logger in self.loggers:
+            logger.epoch(row)
         self.reporter.update(epoch + 1, means, force=epoch + 1 == engine.recipe.epochs)
-        self.look(epoch + 1, 0, signals)
+        self.look(epoch + 1, 0)
 
-    def look(self, epoch: int, step: int, signals: _Signals) -> None:
-        """Between steps: stop if asked, show the loss, write a checkpoint if it is time."""
+    def look(self, epoch: int, step: int) -> None:
+        """Between steps: stop after a signal, show the loss, write a checkpoint if it is time."""
         engine, now = self.engine, time.monotonic()
-        stop = engine.processes.largest(signals.seen, engine.device)
+        stop = engine.processes.largest(self.signals.seen, engine.device)
         if stop:
             self.save(epoch, step)
-            name = signal.Signals(stop).name
             raise Interrupted(
                 stop,
-                f"stopped by {name} after writing {self.path}; the same command, with --resume where it has one, "
-                "goes on",
+                f"stopped by {signal.Signals(stop).name} after writing {self.path}; the same command, with --resume "
+                "where it has one, goes on",
             )
         if step and now - self.looked >= LOOK_SECONDS and engine.processes.size == 1:
             self.looked = now
             self.reporter.update(epoch + step / engine.steps, engine.means())
-        if engine.processes.largest(int(now - self.saved >= self.checkpoint_seconds), engine.device):
+        if engine.processes.largest(int(now - self.saved >= self.how.checkpoint_seconds), engine.device):
             self.save(epoch, step)
             self.saved = time.monotonic()
 
@@ -203,25 +204,34 @@ class _Run:
         engine = self.engine
         engine.means()  # a diverged run must not replace a good checkpoint
         engine.check_weights()
-        now = Checkpoint(
+        checkpoint = Checkpoint(
             recipe=engine.recipe,
             seed=engine.seed,
             epoch=epoch,
             step=step,
-            history=list(self.metrics.history),
+            history=list(self.history),
             tensors=engine.tensors(),
             data=about(engine.data),
             seconds=time.perf_counter() - self.began,
-            sittings=self.sittings,
+            resumptions=self.resumptions,
         )
         if engine.processes.first:
-            checkpoints.save(self.path, now)
-        return now
+            checkpoints.save(self.path, checkpoint)
+        return checkpoint
+
+
+def _resumptions(earlier: Checkpoint | None, device: torch.device) -> list[dict[str, Any]]:
+    """Each start of the run, with this one if its environment is another than the last one's."""
+    here = environment(device)
+    if earlier is None:
+        return [{"epoch": 1, **here}]
+    before = earlier.resumptions or [{"epoch": 1}]  # older checkpoints do not say
+    return before if before[-1] | here == before[-1] else [*before, {"epoch": earlier.epoch + 1, **here}]
 
 
 @contextlib.contextmanager
 def _explained(engine: Engine) -> Iterator[None]:
-    """What a step can die of, as a person would say it."""
+    """Say where a step failed and what to do about it."""
     where = f"epoch {engine.epoch + 1}, step {engine.step_in_epoch + 1} of {engine.steps}"
     try:
         yield
@@ -238,11 +248,8 @@ def _explained(engine: Engine) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path, processes: Processes) -> Iterator[None]:
+def _locked(folder: Path) -> Iterator[None]:
     """Keep a second run out of the folder."""
-    if not processes.first:
-        yield
-        return
     try:
         with locked(folder / ".lock", option="--out (reproduce: --scratch)"):
             yield
@@ -253,7 +260,7 @@ def _locked(folder: Path, processes: Processes) -> Iterator[None]:
 
 
 def about(data: ImageSet | MatchedSet) -> dict[str, Any]:
-    """What a checkpoint says of the data that it was trained on."""
+    """What a checkpoint says of its training data."""
     return {
         "name": data.name,
         "count": len(data),
@@ -278,7 +285,7 @@ def check_same_data(theirs: dict[str, Any], mine: dict[str, Any], whose: str, ad
 
 
 def _alike(theirs: object, mine: object) -> bool:
-    """Whether both say the same of the data; means and deviations up to rounding, which the threads decide."""
+    """Whether both are equal; means and deviations up to rounding, which the number of threads changes."""
     if isinstance(theirs, list) and isinstance(mine, list) and len(theirs) == len(mine):
         return all(map(_alike, theirs, mine))
     if isinstance(theirs, float) and isinstance(mine, float):
@@ -286,7 +293,7 @@ def _alike(theirs: object, mine: object) -> bool:
     return theirs == mine
 
 
-def _found(path: Path, recipe: Recipe, seed: int, data: dict[str, Any], resume: bool) -> Checkpoint | None:
+def _earlier_checkpoint(path: Path, recipe: Recipe, seed: int, data: dict[str, Any], resume: bool) -> Checkpoint | None:
     """The checkpoint to go on from, checked to be of this run."""
     if not path.exists():
         return None
@@ -295,8 +302,8 @@ def _found(path: Path, recipe: Recipe, seed: int, data: dict[str, Any], resume: 
             f"expected no run in {path.parent}, got {path.name} there; "
             f"add --resume to go on with it, or give another --out, {see('how-to/errors#resume')}"
         )
-    found = checkpoints.load(path)
-    mine, theirs = (flat(one.tree()) | {"seed": n} for one, n in ((recipe, seed), (found.recipe, found.seed)))
+    earlier = checkpoints.load(path)
+    mine, theirs = (flat(one.tree()) | {"seed": n} for one, n in ((recipe, seed), (earlier.recipe, earlier.seed)))
     different = [
         f"{name} {theirs.get(name)!r}, not {mine.get(name)!r}"
         for name in (mine | theirs)
@@ -308,5 +315,5 @@ def _found(path: Path, recipe: Recipe, seed: int, data: dict[str, Any], resume: 
             f"remove {path.parent} to begin anew, or give another place, {see('how-to/errors#resume')}"
         )
     advice = f"give another --out, {see('how-to/errors#resume')}"
-    check_same_data(found.data, data, f"the run in {path.parent} began with", advice)
-    return found
+    check_same_data(earlier.data, data, f"the run in {path.parent} began with", advice)
+    return earlier

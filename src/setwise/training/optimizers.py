@@ -86,7 +86,7 @@ class Muon(torch.optim.Optimizer):
         muon = torch.optim.Muon(matrices, momentum=momentum, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")
         rest = torch.optim.AdamW(others, lr, weight_decay=weight_decay, fused=True, capturable=_on_gpu(lr))
         self._muon, self._rest = muon, rest
-        muon.state = rest.state = self.state  # one place for whoever keeps it
+        muon.state = rest.state = self.state  # so that a checkpoint finds all of it
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]

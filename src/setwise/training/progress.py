@@ -1,4 +1,4 @@
-"""What a run tells while it goes on: a bar on a terminal, else lines."""
+"""What a run shows of its progress: a bar on a terminal, else lines."""
 
 from __future__ import annotations
 
@@ -14,15 +14,10 @@ from setwise.terminal import visible
 LINE_SECONDS = 10.0  # between lines where there is no terminal
 
 
-def spell(metrics: Mapping[str, float]) -> str:
-    """Loss terms for a person: "loss 5.1234  pairwise 5.0021"."""
-    return "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
-
-
-def say_if_heard(words: str, stream: TextIO) -> None:
-    """A line for whoever reads along; that nobody does any more (`| head`, a lost terminal) must not end a run."""
+def print_line(text: str, stream: TextIO) -> None:
+    """Print a line; a reader who has gone (`| head`, a lost terminal) does not end the run."""
     with contextlib.suppress(OSError):
-        print(visible(words), file=stream, flush=True)
+        print(visible(text), file=stream, flush=True)
 
 
 class Reporter:
@@ -43,20 +38,22 @@ class Reporter:
             from rich.table import Column
             from rich.text import Text
 
-            class Said(ProgressColumn):
-                """Title and numbers: what a narrow terminal cuts short, not the bar and the time left."""
+            class Status(ProgressColumn):
+                """Numbers and title, which a narrow terminal cuts short; the bar and the time left stay whole."""
 
                 def render(self, task: Any) -> Text:
-                    return Text(f"{task.fields['say']}  {visible(task.description)}", no_wrap=True, overflow="ellipsis")
+                    return Text(
+                        f"{task.fields['status']}  {visible(task.description)}", no_wrap=True, overflow="ellipsis"
+                    )
 
             self._bar = Progress(
                 BarColumn(bar_width=16, table_column=Column(width=16)),
                 TaskProgressColumn(table_column=Column(no_wrap=True)),
                 TimeRemainingColumn(table_column=Column(no_wrap=True)),
-                Said(table_column=Column()),
+                Status(table_column=Column()),
                 console=Console(stderr=True),
             )
-            self._task = self._bar.add_task(self.title, total=self.epochs, say="")
+            self._task = self._bar.add_task(self.title, total=self.epochs, status="")
             self._bar.start()
         return self
 
@@ -75,11 +72,12 @@ class Reporter:
             if not force:
                 return
         passed, progress = now - self._start[0], done - self._start[1]
-        say = f"epoch {min(int(done) + 1, self.epochs)}/{self.epochs}  {spell(metrics)}"
-        say += f"  {self.images * progress / passed:,.0f} images/s" if passed > 0 else ""
+        terms = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
+        status = f"epoch {min(int(done) + 1, self.epochs)}/{self.epochs}  {terms}"
+        status += f"  {self.images * progress / passed:,.0f} images/s" if passed > 0 else ""
         if self._bar is not None:
-            self._bar.update(self._task, completed=done, say=say)
+            self._bar.update(self._task, completed=done, status=status)
         elif not self.quiet and (force or now - self._last >= LINE_SECONDS):
             left = f"  {passed / progress * (self.epochs - done):,.0f} s left" if progress > 0 else ""
-            say_if_heard(f"{self.title}: {say}{left}", sys.stderr)
+            print_line(f"{self.title}: {status}{left}", sys.stderr)
             self._last = now

@@ -1,7 +1,7 @@
 """Learning rates and the order of samples: functions of (recipe, seed, epoch) alone, so any epoch can be resumed.
 
 A schedule is a function of the peak rate ``lr``, of ``progress``, a real number of epochs from 0 to ``epochs``, and of
-its options.
+its options. It gives the learning rate there.
 """
 
 from __future__ import annotations
@@ -48,24 +48,17 @@ def _rise(lr: float, progress: float, warmup: float) -> float:
     return lr * progress / warmup
 
 
-def learning_rate(recipe: Recipe, progress: float) -> float:
-    """The learning rate after ``progress`` epochs, a real number from 0 to ``recipe.epochs``."""
-    rate: float = register.schedule[recipe.schedule.name].make(
-        recipe.optimizer["lr"], progress, recipe.epochs, **recipe.schedule.options
-    )
-    return rate
-
-
 def epoch_rates(recipe: Recipe, epoch: int, steps: int) -> Tensor:
     """The learning rate of every step of an epoch [steps], float64.
 
     Warm-up and cosine go on within the epoch. A warm-up's first step is at its first fraction, not at 0, and its last
     one at the peak.
     """
-    warmup = recipe.schedule.options.get("warmup", 0.0)
+    schedule, options, lr = register.schedule[recipe.schedule.name], recipe.schedule.options, recipe.optimizer["lr"]
+    warmup = options.get("warmup", 0.0)
     starts = [epoch + step / steps for step in range(steps)]
     places = [start + 1 / steps if start < warmup else start for start in starts]
-    return torch.tensor([learning_rate(recipe, place) for place in places], dtype=torch.float64)
+    return torch.tensor([schedule.make(lr, x, recipe.epochs, **options) for x in places], dtype=torch.float64)
 
 
 def epoch_order(samples: int, *, seed: int, epoch: int) -> Tensor:

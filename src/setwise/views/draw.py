@@ -69,8 +69,8 @@ def resized_box(words: Tensor, size: tuple[int, int], ranges: Ranges) -> Tensor:
     high, wide = (sides > 0) & (sides <= limits)
     fits, first = (high & wide).byte().max(0)  # the first of several
     sides = sides.gather(1, first.expand(2, 1, -1))
-    found = torch.cat([below(words[:2, 5:6], limits - sides + 1), sides])[:, 0]
-    return torch.where(fits.bool(), found, found.new_tensor(ranges.fallback)[:, None])
+    box = torch.cat([below(words[:2, 5:6], limits - sides + 1), sides])[:, 0]
+    return torch.where(fits.bool(), box, box.new_tensor(ranges.fallback)[:, None])
 
 
 def draw(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, replace
-from inspect import Parameter, Signature, signature
-from typing import Any, get_type_hints
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +21,12 @@ from setwise.views import render as plain_render
 
 CROPS = ("none", "resized", "padded")
 DTYPES = (torch.float32, torch.bfloat16)
-MAX_ASPECT = 16.0  # the exponential of draw.py is exact to 1e-14 up to here
+LIMITS = {
+    **dict.fromkeys(("flip", "jitter", "grey", "area"), (0.0, 1.0)),
+    **dict.fromkeys(("brightness", "contrast", "saturation"), (0.0, math.inf)),
+    "hue": (0.0, 0.5),
+    "aspect": (1 / 16, 16.0),  # up to here the exponential of draw.py is exact to 1e-14
+}
 
 
 @dataclass(frozen=True)
@@ -32,11 +37,11 @@ class Views:
         a, b = views.pair(images[index], samples=index, seed=1, epoch=epoch)
 
     In this order: crop, flip, colour jitter, greyscale, normalisation, each as torchvision does it on images in
-    [0, 1]. Where nothing is set, nothing is done. Parameters are drawn for each sample on its own, from (seed, epoch,
-    sample, view) alone: a view does not depend on the batch, the process or the device that it is drawn in.
+    [0, 1]. The defaults change nothing. Each sample's parameters come from (seed, epoch, sample, view) alone: a view
+    does not depend on the batch, the process or the device.
 
-    On a CUDA device: one launch that waits for nothing and can be captured in a CUDA graph, once it was called
-    outside of one; let ``seed``, ``epoch`` and ``samples`` be tensors there, and a replay reads what they then hold.
+    On a CUDA device a call is one launch and waits for nothing. After a first call a CUDA graph can capture it; let
+    ``seed``, ``epoch`` and ``samples`` be tensors there, and a replay reads what they then hold.
     """
 
     crop: str = "none"  # "resized": random area and aspect, enlarged to the size of the image; "padded": a shift
@@ -57,13 +62,11 @@ class Views:
     def __post_init__(self) -> None:
         """Raise if a number makes no sense."""
         check_option(self.crop, CROPS, "crop")
-        for name in ("flip", "jitter", "grey"):
-            _check_range((getattr(self, name),), name, 0, 1)
-        for name in ("brightness", "contrast", "saturation"):
-            check_number(getattr(self, name), name, least=0)
-        _check_range((self.hue,), "hue", 0, 0.5)
-        _check_range(self.area, "area", 0, 1)
-        _check_range(self.aspect, "aspect", 1 / MAX_ASPECT, MAX_ASPECT)
+        for name, (low, high) in LIMITS.items():
+            for value in _numbers(getattr(self, name), 1):
+                check_number(value, name, least=low)
+                if value > high:
+                    raise ValueError(f"expected {name} to be at most {high:g}, got {value!r}")
         for name in ("area", "aspect"):
             ends = getattr(self, name)
             if len(ends) != 2 or not 0 < ends[0] <= ends[1]:
@@ -240,13 +243,6 @@ def _numbers(value: float | tuple[float, ...], channels: int) -> tuple[float, ..
     return (value,) * channels if isinstance(value, (int, float, np.integer, np.floating)) else tuple(value)
 
 
-def _check_range(values: tuple[float, ...], name: str, low: float, high: float) -> None:
-    for value in values:
-        check_number(value, name, least=low)
-        if value > high:
-            raise ValueError(f"expected {name} to be at most {high:g}, got {value!r}")
-
-
 def _check_images(images: Tensor) -> None:
     if not isinstance(images, Tensor) or images.dtype != torch.uint8:
         kind = images.dtype if isinstance(images, Tensor) else type(images).__name__
@@ -281,7 +277,7 @@ def _keys(samples: Tensor, seed: int | Tensor, epoch: int | Tensor, view: int) -
         raise ValueError(f"expected samples as an int64 tensor of shape (B,), places in the data set, got {got}")
     if not isinstance(view, int) or not 0 <= view < 2**28:
         raise ValueError(f"expected view to be an integer from 0 to 2^28 - 1, got {view!r}")
-    found = []
+    keys = []
     for value, name in ((seed, "seed"), (epoch, "epoch")):
         if isinstance(value, Tensor):
             if value.ndim or value.dtype != torch.int64 or value.device != samples.device:
@@ -289,12 +285,12 @@ def _keys(samples: Tensor, seed: int | Tensor, epoch: int | Tensor, view: int) -
                     f"expected {name} as an integer or an int64 tensor of shape () on {samples.device}, "
                     f"got {value.dtype}, {tuple(value.shape)} on {value.device}"
                 )
-            found.append(value)
+            keys.append(value)
         elif isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63:
-            found.append(torch.full((), value, dtype=torch.int64, device=samples.device))
+            keys.append(torch.full((), value, dtype=torch.int64, device=samples.device))
         else:
             raise ValueError(f"expected {name} to be an integer from 0 to 2^63 - 1, got {value!r}")
-    return found[0], found[1]
+    return keys[0], keys[1]
 
 
 _SELF_SUPERVISED = Views(
@@ -312,25 +308,8 @@ PRESETS: dict[str, Views] = {}
 
 def add_preset(name: str, views: Views, *, about: str) -> None:
     """Register ``views`` under ``name``: a preset whose options are all numbers of views, these by default."""
-    options = [
-        Parameter(one.name, Parameter.KEYWORD_ONLY, default=getattr(views, one.name), annotation=kind)
-        for one, kind in zip(fields(Views), _kinds(), strict=True)
-        if one.name not in ("mean", "std")
-    ]
-
-    def make(mean: float | tuple[float, ...], std: float | tuple[float, ...], **changes: Any) -> Views:
-        return replace(views, mean=mean, std=std, **changes)
-
-    given = [p for p in signature(make).parameters.values() if p.kind is not Parameter.VAR_KEYWORD]
-    make.__signature__ = Signature([*given, *options])  # type: ignore[attr-defined]
-    make.__annotations__ = {option.name: option.annotation for option in options}
-    register.views(name, about=about)(make)
+    register.views(name, about=about)(partial(Views, **vars(views)))
     PRESETS[name] = views
-
-
-def _kinds() -> list[Any]:
-    hints = get_type_hints(Views)
-    return [hints[one.name] for one in fields(Views)]
 
 
 add_preset("self-supervised", _SELF_SUPERVISED, about="SimCLR's: crops, flips, strong colours; the paper's.")

@@ -1,4 +1,4 @@
-"""A contact sheet: images beside their views, to be looked at."""
+"""A contact sheet: images beside their views."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ def contact_sheet(images: Tensor, views: Views, *, columns: int = 8, seed: int =
     """
     from PIL import Image
 
-    if not isinstance(columns, int) or columns < 1:
-        raise ValueError(f"expected columns to be a positive integer, got {columns!r}")
+    check_count(columns, "columns")
     if not len(images):
         raise ValueError(f"expected at least one image, got shape {tuple(images.shape)}")
     samples = torch.arange(len(images), device=images.device)
@@ -53,11 +52,9 @@ def contact_sheet(images: Tensor, views: Views, *, columns: int = 8, seed: int =
 def write_preview(name: str, root: Path | None, views: str, *, images: int, columns: int, seed: int, out: Path) -> Path:
     """Write a contact sheet of ``images`` random images of a data set to the PNG file ``out``, and return that."""
     check_count(images, "images")
-    found = load(name, root)
-    order = torch.randperm(len(found), generator=torch.Generator().manual_seed(seed), device="cpu")[:images]
-    sheet = contact_sheet(
-        found.images[order], preset(views, mean=found.mean, std=found.std), columns=columns, seed=seed
-    )
+    data = load(name, root)
+    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed), device="cpu")[:images]
+    sheet = contact_sheet(data.images[order], preset(views, mean=data.mean, std=data.std), columns=columns, seed=seed)
     out.parent.mkdir(parents=True, exist_ok=True)
     sheet.save(out, format="PNG")
     return out

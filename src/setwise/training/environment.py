@@ -1,4 +1,4 @@
-"""Where and with what something runs: commit, versions, hardware, command."""
+"""What a run ran on: commit, versions, hardware, command."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import torch
 from setwise.version import __version__
 
 
-def surroundings(device: torch.device) -> dict[str, Any]:
-    """Where and with what something ran: commit, versions, hardware, command."""
+def environment(device: torch.device) -> dict[str, Any]:
+    """The commit, the versions, the hardware and the command of this process."""
     hardware: dict[str, Any] = {"device": device.type, "machine": platform.machine(), "cores": os.cpu_count()}
     if device.type == "cuda":
         hardware |= {"name": torch.cuda.get_device_name(device), "cuda": torch.version.cuda}
@@ -38,18 +38,13 @@ def surroundings(device: torch.device) -> dict[str, Any]:
 
 
 def plain_path(word: str) -> str:
-    """An absolute path's last part, any other word itself: where things lie on a machine is nobody's business."""
+    """Paths are private: the last part of an absolute path; any other word itself."""
     option, equals, path = word.partition("=") if word.startswith("--") else ("", "", word)
     return option + equals + (Path(path).name if Path(path).is_absolute() else path)
 
 
-def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether two of them are alike, whatever else the first has."""
-    return all(one.get(key) == value for key, value in other.items())
-
-
 def _commit() -> str | None:
-    """The commit of the source that runs, "+" if it was changed since; None where it is not a checkout."""
+    """The commit of this source, with "+" if the source was changed since; None where it is not a checkout."""
     source = Path(__file__).parent
 
     def git(*words: str) -> str:
