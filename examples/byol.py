@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
 import setwise as sw
-from setwise.losses.parallel import Peers
 from setwise.methods import Batch
 
 
@@ -44,5 +43,5 @@ class BYOL(sw.Method):
             for slow, fast in zip(self.target.parameters(), online, strict=True):
                 slow.add_((fast - slow) * rate)
 
-    def share(self, peers: Peers) -> None:
+    def share(self, peers: sw.Processes) -> None:
         """Nothing to do over many processes: the loss is a mean over images."""

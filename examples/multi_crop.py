@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 import setwise as sw
-from setwise.losses.parallel import Peers
 from setwise.methods import Batch
 
 
@@ -40,6 +39,6 @@ class MultiCrop(sw.Method):
         z: Tensor = self.head(self.encoder(images))
         return z
 
-    def share(self, peers: Peers) -> None:
+    def share(self, peers: sw.Processes) -> None:
         """Over many processes, the loss becomes that of all their embeddings."""
         self.loss = sw.distributed(self.loss, group=peers.group, gradient=peers.gradient)

@@ -85,6 +85,9 @@ class Mine(sw.Method):
         a, b = self.encoder(batch.view(sw.views.preset("none"), count=2)).chunk(2)
         return {"loss": own_loss(a, b)}
 
+    def share(self, processes: sw.Processes) -> None:
+        assert_type(processes.gather(z_a), Tensor)
+
 
 run = sw.pretrain("digits", terms={"qare": 0.5}, changes={"epochs": 1})
 assert_type(run.embed(data.images), Tensor)

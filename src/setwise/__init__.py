@@ -26,6 +26,7 @@ __all__ = [
     "NTLogistic",
     "NTXent",
     "Parts",
+    "Processes",
     "QARe",
     "SetContrastive",
     "SparseCLR",

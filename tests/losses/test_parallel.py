@@ -3,6 +3,7 @@
 import copy
 import functools
 import os
+import pickle
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import setwise as sw
 from setwise.losses.modules import Function, WeightedTerms
-from setwise.losses.parallel import Peers
+from setwise.losses.parallel import Processes
 
 TOTAL, DIMENSIONS = 12, 3
 WIDE = {"wide-qare": lambda: sw.QARe(), "wide-gap": lambda: sw.QARe(reference="truth")}  # on more dimensions than items
@@ -131,9 +132,10 @@ def counting_worker(rank: int, size: int, folder: str) -> None:
     # Two that are added get the same gradient, each to be summed once; rows need not lie together in memory.
     x, y = (torch.randn(3, 4)[:, ::2].requires_grad_() for _ in range(2))
     weight = torch.arange(6.0 * size).reshape(3 * size, 2)
-    ((Peers().gather(x) + Peers().gather(y)) * weight).sum().backward()
+    ((Processes().gather(x) + Processes().gather(y)) * weight).sum().backward()
     z = torch.full((2,), float(rank + 1))
-    results["total"] = (Peers().total(z).tolist(), z.tolist())
+    results["total"] = (Processes().total(z).tolist(), z.tolist())
+    results["mean"] = (Processes().mean(z).tolist(), Processes().largest(rank, z.device), Processes().first)
     results["grads"] = (x.grad, y.grad, size * weight[3 * rank : 3 * rank + 3])
     with pytest.raises(ValueError, match=r"expected as many rows on every process, got \[4, 5\]; drop the last"):
         sw.distributed(sw.NTXent())(torch.ones(4 + rank, 2), torch.ones(4 + rank, 2))
@@ -218,9 +220,18 @@ def test_what_is_sent(tmp_path):
         # The eigenvalue bound: both Gram matrices once, whatever N; embeddings and losses grow with it.
         assert {result["qare", n] for n in (8, 64, 512)} == {2 * (DIMENSIONS + 1) ** 2}
         assert result["total"] == ([3.0, 3.0], [rank + 1.0] * 2), "what was summed stays"
+        assert result["mean"] == ([1.5, 1.5], 1, rank == 0)
         for got in result["grads"][:2]:
             assert torch.equal(got, result["grads"][2])
         assert result["nt-xent", 512] > 8 * result["nt-xent", 8]
+
+
+def test_one_process_exchanges_nothing():
+    alone, x = Processes(), torch.arange(3.0)
+    assert (alone.rank, alone.size, alone.first) == (0, 1, True)
+    assert all(give(x) is x for give in (alone.gather, alone.total, alone.mean, alone.finish))
+    assert alone.largest(3, x.device) == 3
+    alone.check_equal_parts(x)
 
 
 def test_one_process_has_the_loss_itself(tmp_path, monkeypatch):
@@ -271,16 +282,13 @@ def test_a_loss_without_a_form_over_processes():
         sw.distributed(sw.NTXent())(z, z, z)
 
 
-def test_a_second_derivative_is_refused(tmp_path):
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        for over in (Peers().gather, Peers().total):
-            x = torch.ones(3, 2, requires_grad=True)
-            (grad,) = torch.autograd.grad(over(x).square().sum(), x, create_graph=True)
-            with pytest.raises(RuntimeError, match="expected one derivative at most"):
-                grad.sum().backward()
-    finally:
-        dist.destroy_process_group()
+@pytest.mark.usefixtures("two_processes")
+def test_a_second_derivative_is_refused():
+    for over in (Processes().gather, Processes().total):
+        x = torch.ones(3, 2, requires_grad=True)
+        (grad,) = torch.autograd.grad(over(x).square().sum(), x, create_graph=True)
+        with pytest.raises(RuntimeError, match="expected one derivative at most"):
+            grad.sum().backward()
 
 
 @pytest.mark.usefixtures("two_processes")
@@ -290,7 +298,8 @@ def test_a_loss_over_a_group_can_be_copied_and_made_again():
     loss = sw.distributed(plain, group=group)
     again = sw.distributed(loss, gradient="sum")
     assert copy.deepcopy(loss).pairwise.options["peers"].group is group
-    assert again.pairwise.options["peers"] == Peers(None, "sum")
-    assert loss.pairwise.options["peers"] == Peers(group, "average")  # the copy is what is changed
+    assert again.pairwise.options["peers"] == Processes(None, "sum")
+    assert loss.pairwise.options["peers"] == Processes(group, "average")  # the copy is what is changed
     assert plain.pairwise.options["peers"] is None
+    assert pickle.loads(pickle.dumps(again)).pairwise.options["peers"] == Processes(None, "sum")
     assert [*again.parameters()] == [*plain.parameters()], "an optimiser that has the one has the other"

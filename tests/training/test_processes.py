@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -18,17 +19,19 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import setwise.register as register
 from setwise import methods
 from setwise.data import ImageSet, load, matched_halves
+from setwise.losses.parallel import Processes
 from setwise.losses.presets import objective_of
 from setwise.recipe import Recipe
 from setwise.training import checkpoint, loop
 from setwise.training.engine import Engine
 from setwise.training.errors import Interrupted
 from setwise.training.loop import How, train
-from setwise.training.processes import Processes, join, leave, share_norms
+from setwise.training.processes import join, leave, share_norms
 
 CPU = torch.device("cpu")
 EPOCHS = 2
@@ -231,8 +234,9 @@ def joined(rank: int, size: int, folder: str) -> Processes:
     torch.set_num_threads(1)
     limit = timedelta(minutes=5)  # instead of half an hour, should they wait for different things
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=size, timeout=limit)
-    assert join(CPU) == (Processes(rank, size), CPU)  # as they are already
-    return Processes(rank, size)
+    processes, device = join(CPU)  # as they are already
+    assert (processes.rank, processes.size, device) == (rank, size, CPU)
+    return processes
 
 
 def one_of_four(rank: int, size: int, folder: str) -> None:
@@ -374,16 +378,22 @@ def test_a_norm_that_computes_something_else_is_refused():
         share_norms(nn.Sequential(Rectified(3)), CPU)
 
 
-def test_a_method_that_says_nothing_of_many_processes_is_refused(digits):
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+@contextmanager
+def one_of(size: int) -> Iterator[Processes]:
+    """The first of many processes, of which the others are not there: nothing that is sent arrives."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
     try:
-        with registered():
-            recipe, said = Recipe.read({"method": "silent", "batch": 20}), "Silent without share.*; add share"
-            with pytest.raises(ValueError, match=f"expected a method that says .* got {said}"):
-                Engine(recipe, digits, seed=1, device=CPU, processes=Processes(0, 2))
-            Engine(recipe, digits, seed=1, device=CPU)
+        yield Processes()
     finally:
         leave()
+
+
+def test_a_method_that_says_nothing_of_many_processes_is_refused(digits):
+    with registered():
+        recipe, said = Recipe.read({"method": "silent", "batch": 20}), "Silent without share.*; add share"
+        with one_of(2) as both, pytest.raises(ValueError, match=f"expected a method that says .* got {said}"):
+            Engine(recipe, digits, seed=1, device=CPU, processes=both)
+        Engine(recipe, digits, seed=1, device=CPU)
 
 
 @pytest.mark.parametrize("name", BFLOAT16)
@@ -415,5 +425,5 @@ def test_torchrun_on_the_command_line(tmp_path):
 
 
 def test_a_batch_that_cannot_be_shared(digits, recipe):
-    with pytest.raises(ValueError, match="expected a batch that 7 processes can share equally, got 60"):
-        Engine(recipe, digits, seed=1, device=CPU, processes=Processes(0, 7))
+    with one_of(7) as seven, pytest.raises(ValueError, match="expected a batch that 7 processes can .*, got 60"):
+        Engine(recipe, digits, seed=1, device=CPU, processes=seven)

@@ -31,7 +31,7 @@ from torch.nn.functional import softplus
 from setwise.assignment.smoothing import Mining, Smoothing
 from setwise.checks import check_embeddings, check_matrix, check_option, check_overflow
 from setwise.losses.options import Reduction, Temperature, check_assignment_options, check_row_options
-from setwise.losses.parallel import Peers
+from setwise.losses.parallel import Processes
 from setwise.losses.set_level import qare, quadratic_assignment_loss
 from setwise.losses.structured import (
     all_losses,
@@ -161,7 +161,7 @@ def info_nce(
     similarity: Similarity = "cosine",
     symmetric: bool = False,
     block_size: int | None = None,
-    peers: Peers | None = None,
+    peers: Processes | None = None,
 ) -> Tensor:
     r"""InfoNCE: the row-wise entropic assignment loss, Eq. (13) / (Nτ) (Proposition 2).
 
@@ -203,7 +203,7 @@ def nt_xent(
     similarity: Similarity = "cosine",
     clamp: float | None = None,
     block_size: int | None = None,
-    peers: Peers | None = None,
+    peers: Processes | None = None,
 ) -> Tensor:
     r"""NT-Xent, SimCLR's loss: Eq. (13) / (Nτ) with each of the 2N views choosing among the 2N - 1 others.
 
@@ -246,7 +246,7 @@ def sparse_clr(
     temperature: Temperature = 1.0,
     clamp: float | None = None,
     block_size: int | None = None,
-    peers: Peers | None = None,
+    peers: Processes | None = None,
 ) -> Tensor:
     r"""SparseCLR: the row-wise sparse assignment loss, Eq. (14) / N with its sign mended.
 
@@ -355,11 +355,11 @@ def _reduce(loss: Tensor, rows: int, reduction: Reduction, temperature: Temperat
     return _finish(loss.sum() / rows if reduction == "mean" else loss.sum() * temperature, None)
 
 
-def _finish(loss: Tensor, peers: Peers | None) -> Tensor:
+def _finish(loss: Tensor, peers: Processes | None) -> Tensor:
     return check_overflow(loss if peers is None else peers.finish(loss), "a loss")
 
 
-def _check_peers(peers: Peers | None, z: Tensor, extra: Tensor | None) -> None:
+def _check_peers(peers: Processes | None, z: Tensor, extra: Tensor | None) -> None:
     if peers is None:
         return
     if extra is not None:

@@ -1,6 +1,6 @@
 """The same losses over many processes: the loss of the whole batch, wherever its parts are.
 
-With R processes holding N items each, a loss over ``Peers`` is that of the R·N items together, the same number on
+With R processes holding N items each, a loss over ``Processes`` is that of the R·N items together, the same number on
 every process. The embeddings are gathered for InfoNCE, NT-Xent and SparseCLR (each process scores its own rows only);
 QARe under cosine with the eigenvalue bound needs one sum of 2 (E+1)² numbers over processes, whatever N is.
 
@@ -16,7 +16,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -27,7 +27,7 @@ from setwise.checks import check_loss, check_option, one_derivative, see
 
 
 class _Gather(torch.autograd.Function):
-    """Rows of all processes in the order of their ranks; backward, what all processes ask of each row."""
+    """Rows of all processes in the order of their ranks; backward, the sum of all processes' gradients of each row."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup | None) -> Tensor:
@@ -62,43 +62,42 @@ class _Total(torch.autograd.Function):
 
 
 @dataclass(frozen=True)
-class Peers:
-    """The processes that share a batch, equal parts of it each, and how their gradients will be combined."""
+class Processes:
+    """The processes that share a batch, an equal part each: those of ``group``, or of all that torch.distributed knows.
+
+    Where torch.distributed is not initialised there is one, and every exchange gives back what it was given.
+    ``gradient``: how gradients are combined after the loss, see the module's text. All processes must make each call.
+    """
 
     group: dist.ProcessGroup | None = None
     gradient: Literal["average", "sum"] = "average"
+    rank: int = field(init=False, default=0)
+    size: int = field(init=False, default=1)
 
     def __post_init__(self) -> None:
         check_option(self.gradient, ("average", "sum"), "gradient")
-        if not (dist.is_available() and dist.is_initialized()):
-            raise ValueError(
-                "expected torch.distributed to be initialised before a loss over processes is made; "
-                "call torch.distributed.init_process_group first (torchrun sets what it needs), "
-                + see("how-to/many-gpus#own-loop")
-            )
+        if dist.is_available() and dist.is_initialized():
+            object.__setattr__(self, "rank", dist.get_rank(self.group))
+            object.__setattr__(self, "size", dist.get_world_size(self.group))
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Peers:
+    def __reduce__(self) -> tuple[object, ...]:
+        """A file may be read by a process of another rank."""
+        return Processes, (self.group, self.gradient)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Processes:
         """Itself: it never changes, and a group of processes cannot be copied."""
         return self
 
     @property
-    def size(self) -> int:
-        """How many processes there are."""
-        return dist.get_world_size(self.group)
-
-    @property
-    def rank(self) -> int:
-        """Which of them this is."""
-        return dist.get_rank(self.group)
+    def first(self) -> bool:
+        """Whether this process is the one that writes files and messages."""
+        return self.rank == 0
 
     def check_equal_parts(self, z: Tensor) -> None:
         """Raise unless every process holds as many rows; not compiled, and on the CPU only: it waits for the answer."""
-        if z.device.type != "cpu" or torch.compiler.is_compiling():
+        if self.size == 1 or z.device.type != "cpu" or torch.compiler.is_compiling():
             return
-        rows = torch.tensor([len(z)])
-        parts = [torch.empty_like(rows) for _ in range(self.size)]
-        dist.all_gather(parts, rows, group=self.group)
-        counts = [int(part) for part in parts]
+        counts = self.gather(torch.tensor([len(z)])).tolist()
         if len(set(counts)) > 1:
             raise ValueError(
                 f"expected as many rows on every process, got {counts}; drop the last partial batch or pad it, "
@@ -107,24 +106,32 @@ class Peers:
 
     def gather(self, x: Tensor) -> Tensor:
         """[R·N, ...] from every process's [N, ...], differentiable."""
+        if self.size == 1:
+            return x
         gathered: Tensor = _Gather.apply(x, self.group)  # type: ignore[no-untyped-call]
         return gathered
 
     def total(self, x: Tensor) -> Tensor:
-        """Sum over processes, differentiable, for what all of them use alike."""
+        """Sum over processes, differentiable; all must compute the same with it, so that gradients need no message."""
+        if self.size == 1:
+            return x
         total: Tensor = _Total.apply(x, self.group)  # type: ignore[no-untyped-call]
         return total
 
     def mean(self, x: Tensor) -> Tensor:
-        """Mean over processes of a number [] that all hold alike; backward, each gets the mean of all their gradients.
+        """Mean over processes, differentiable: each gets the mean of all their gradients.
 
-        So it is whole where nobody averages it: a temperature is no parameter of the model that DDP looks after.
+        So a temperature has its whole gradient, though DDP does not look after it: it is no parameter of the model.
         """
-        return self.gather(x[None]).mean()
+        return x if self.size == 1 else self.gather(x[None]).mean(0)
+
+    def largest(self, number: int, device: torch.device) -> int:
+        """The largest of every process's number."""
+        return number if self.size == 1 else int(self.gather(torch.tensor([number], device=device)).max())
 
     def finish(self, loss: Tensor) -> Tensor:
         """The loss with its gradient in the chosen convention."""
-        if self.gradient == "average":
+        if self.gradient == "average" or self.size == 1:
             return loss
         return loss / self.size + loss.detach() * (1 - 1 / self.size)
 
@@ -146,11 +153,16 @@ def distributed(
         tensor(0.3408)
     """
     check_loss(loss, "loss")
-    check_option(gradient, ("average", "sum"), "gradient")
-    met = dist.is_available() and dist.is_initialized()
-    if (dist.get_world_size(group) if met else int(os.environ.get("WORLD_SIZE") or 1)) == 1:
+    peers = Processes(group, gradient)
+    if peers.size == 1:
+        initialised = dist.is_available() and dist.is_initialized()
+        if not initialised and int(os.environ.get("WORLD_SIZE") or 1) > 1:
+            raise ValueError(
+                "expected torch.distributed to be initialised before a loss over processes is made; "
+                "call torch.distributed.init_process_group first (torchrun sets what it needs), "
+                + see("how-to/many-gpus#own-loop")
+            )
         return loss
-    peers = Peers(group, gradient)
     shared = [*loss.parameters(), *loss.buffers()] if isinstance(loss, nn.Module) else []
     loss = copy.deepcopy(loss, {id(x): x for x in shared})
     for part in _parts(loss):

@@ -41,7 +41,7 @@ from setwise.checks import (
     check_square,
     see,
 )
-from setwise.losses.parallel import Peers
+from setwise.losses.parallel import Processes
 from setwise.similarity import (
     Factor,
     Similarity,
@@ -119,7 +119,7 @@ def qare(
     shift: float | None = None,
     clamp: float | None = None,
     center: bool = False,
-    peers: Peers | None = None,
+    peers: Processes | None = None,
 ) -> Tensor:
     r"""Quadratic assignment regularisation: the set-level term of Eq. (7) / (17), Algorithms 1 and 2.
 
@@ -201,7 +201,7 @@ def qare(
         return check_overflow(value if peers is None else peers.finish(value), "a loss")
 
 
-def _centred(z: Tensor, peers: Peers | None) -> Tensor:
+def _centred(z: Tensor, peers: Processes | None) -> Tensor:
     """Both sets [2, N, E] less their means (over all peers); items within rounding of the mean are 0, gradient 0.
 
     Else that rounding would count as their direction. In float64, where no two float32 items are as near as that.
@@ -214,7 +214,7 @@ def _centred(z: Tensor, peers: Peers | None) -> Tensor:
     return torch.where(centred.abs().amax(-1, keepdim=True) > least, centred, 0).to(z.dtype)
 
 
-def _gram_term(rows: Tensor, n: int, reference: str, peers: Peers) -> Tensor:
+def _gram_term(rows: Tensor, n: int, reference: str, peers: Processes) -> Tensor:
     """The eigenvalue bound for F F^T over processes, from F^T F alone: one sum of 2 r² numbers (3 r² with a reference).
 
     Where N < r the Gram matrices have r - N zero eigenvalues too many; being the smallest of both, they meet.

@@ -20,7 +20,7 @@ from setwise.assignment.smoothing import Mining, Smoothing, best_assignment, bes
 from setwise.checks import one_derivative
 from setwise.kernels import rows as kernels
 from setwise.losses.options import Temperature
-from setwise.losses.parallel import Peers
+from setwise.losses.parallel import Processes
 from setwise.similarity import Similarity, prepare, prepared_scores
 
 
@@ -75,7 +75,7 @@ def _take_margin(scores: Tensor, partner: Tensor, margin: float) -> None:
             scores.scatter_add_(1, partner[:, None], scores.new_full((len(scores), 1), -margin))
 
 
-def shared_temperature(temperature: Temperature, z: Tensor, peers: Peers | None = None) -> Temperature:
+def shared_temperature(temperature: Temperature, z: Tensor, peers: Processes | None = None) -> Temperature:
     """``temperature`` for scores of ``z``; a tensor is the mean over all peers, so that each has its whole gradient."""
     if not isinstance(temperature, Tensor):
         return temperature
@@ -174,7 +174,7 @@ def sides(
     *,
     symmetric: bool,
     similarity: Similarity,
-    peers: Peers | None = None,
+    peers: Processes | None = None,
 ) -> list[tuple[Tensor, Tensor]]:
     """Prepared anchors [N, E] and candidates [N + M, E] (of all peers) of each direction compared."""
     pairs = []
@@ -193,7 +193,7 @@ def cross_losses(
     symmetric: bool,
     similarity: Similarity,
     temperature: Temperature = 1.0,
-    peers: Peers | None = None,
+    peers: Processes | None = None,
     **options: Any,
 ) -> Tensor:
     """Row losses of z_a among z_b and the extra negatives [N]; symmetric: of z_b among z_a too [2N]. All peers'."""
@@ -214,7 +214,7 @@ def all_losses(
     *,
     similarity: Similarity,
     temperature: Temperature = 1.0,
-    peers: Peers | None = None,
+    peers: Processes | None = None,
     **options: Any,
 ) -> Tensor:
     """Row losses of all 2N views, each among the 2N - 1 others and the extra negatives [2N]. All peers'."""

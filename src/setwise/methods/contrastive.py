@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import setwise.register as register
 from setwise.losses.modules import SetContrastive
-from setwise.losses.parallel import Peers, distributed
+from setwise.losses.parallel import Processes, distributed
 from setwise.methods.method import Batch, Method, Parts
 from setwise.views import Views
 
@@ -40,7 +40,7 @@ class Contrastive(Method):
             return self.loss.terms(z_a, z_b, (h_a, h_b) if self.loss.on == "features" else None)
         return {"loss": self.loss(z_a, z_b)}
 
-    def share(self, peers: Peers) -> None:
+    def share(self, peers: Processes) -> None:
         """The loss becomes that of all processes' embeddings."""
         self.loss = distributed(self.loss, group=peers.group, gradient=peers.gradient)
 

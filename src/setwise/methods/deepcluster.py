@@ -11,7 +11,7 @@ import setwise.register as register
 from setwise.checks import check_count, check_matrix
 from setwise.data import ImageSet
 from setwise.encoders import projection_head
-from setwise.losses.parallel import Peers
+from setwise.losses.parallel import Processes
 from setwise.methods.kmeans import kmeans
 from setwise.methods.method import Batch, Method, Parts
 from setwise.views import Views, preset
@@ -65,7 +65,7 @@ class DeepCluster(Method):
     rounding, and the weighted mean is over the whole batch.
     """
 
-    peers: Peers | None = None
+    peers: Processes | None = None
 
     clusters: Tensor  # [N] int64: buffers, so that a run that is resumed within an epoch has the epoch's
     weights: Tensor  # [K]
@@ -92,7 +92,7 @@ class DeepCluster(Method):
             loss = loss * weight * self.peers.size / self.peers.total(weight)
         return {"loss": loss, "accuracy": hits}
 
-    def share(self, peers: Peers) -> None:
+    def share(self, peers: Processes) -> None:
         """Clusters are the first process's, and each process's mean counts by its share of all weights."""
         self.peers = peers
 

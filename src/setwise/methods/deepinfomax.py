@@ -12,7 +12,7 @@ import setwise.register as register
 from setwise.checks import check_count
 from setwise.kernels.local import local_scores
 from setwise.kernels.views import BLOCKS
-from setwise.losses.parallel import Peers
+from setwise.losses.parallel import Processes
 from setwise.methods.method import Batch, Method, Parts
 from setwise.views import Views
 from setwise.views.philox import words_of
@@ -92,7 +92,7 @@ class DeepInfoMax(Method):
     ``channels`` are the images'. Over many processes, i + 1 is counted around the whole batch.
     """
 
-    peers: Peers | None = None
+    peers: Processes | None = None
 
     def __init__(self, encoder: nn.Module, features: int, channels: int, views: Views, *, adversarial: bool) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class DeepInfoMax(Method):
         prior = _told_apart(self.prior(draws), self.prior(_reversed(y) if self.adversarial else y))
         return {"loss": local + PRIOR_WEIGHT * prior, "local": local, "prior": prior}
 
-    def share(self, peers: Peers) -> None:
+    def share(self, peers: Processes) -> None:
         """The first image of each process is compared with the last one of the process before."""
         self.peers = peers
 

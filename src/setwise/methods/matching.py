@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import setwise.register as register
 from setwise.data import MatchedSet
 from setwise.losses.modules import SetContrastive
-from setwise.losses.parallel import Peers, distributed
+from setwise.losses.parallel import Processes, distributed
 from setwise.methods.method import Batch, Method, Parts
 from setwise.similarity import normalize
 from setwise.views import Views
@@ -54,7 +54,7 @@ class Matching(Method):
             return self.loss.terms(z_a, z_b)
         return {"loss": cast(Tensor, self.loss(z_a, z_b))}
 
-    def share(self, peers: Peers) -> None:
+    def share(self, peers: Processes) -> None:
         """The loss becomes that of all processes' embeddings."""
         self.loss = distributed(self.loss, group=peers.group, gradient=peers.gradient)
 

@@ -15,7 +15,7 @@ from setwise.data import ImageSet, MatchedSet
 from setwise.encoders import create as create_encoder
 from setwise.encoders import projection_head
 from setwise.losses.objective import build
-from setwise.losses.parallel import Peers
+from setwise.losses.parallel import Processes
 from setwise.recipe import Recipe
 from setwise.views import Views
 
@@ -130,7 +130,7 @@ class Method(nn.Module, ABC):
     def begin_epoch(self, data: ImageSet, *, seed: int, epoch: int) -> None:
         """Called before each epoch with all training images on the device; outside of any capture."""
 
-    def share(self, peers: Peers) -> None:
+    def share(self, peers: Processes) -> None:
         """Called once before training over many processes: make the loss that of the whole batch.
 
         Each process has an equal part of every batch. BatchNorm is shared already, and gradients are averaged: a loss

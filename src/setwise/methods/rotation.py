@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import setwise.register as register
-from setwise.losses.parallel import Peers
+from setwise.losses.parallel import Processes
 from setwise.methods.method import Batch, Method, Parts
 from setwise.views import Views
 
@@ -41,7 +41,7 @@ class Rotation(Method):
         hits = (logits.argmax(1) == turns).float().mean()
         return {"loss": cross_entropy(logits, turns), "accuracy": hits}
 
-    def share(self, peers: Peers) -> None:
+    def share(self, peers: Processes) -> None:
         """Nothing to do: the loss is a mean over samples."""
 
 

@@ -18,13 +18,13 @@ from torch.nn.parallel import DistributedDataParallel
 import setwise.register as register
 from setwise.checks import see
 from setwise.data import ImageSet, MatchedSet
-from setwise.losses.parallel import Peers
+from setwise.losses.parallel import Processes
 from setwise.methods import Batch, Method, create
 from setwise.methods.matching import draw_shots
 from setwise.recipe import Recipe
 from setwise.training.capture import captured
 from setwise.training.errors import TrainingError
-from setwise.training.processes import Processes, share_norms
+from setwise.training.processes import share_norms
 from setwise.training.schedule import batch_sizes, epoch_order, epoch_rates
 
 _drawing = threading.Lock()  # torch has one generator for all threads
@@ -74,7 +74,7 @@ class Engine:
             method.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.model: nn.Module = method
         if self.processes.size > 1:
-            method.share(Peers())
+            method.share(self.processes)
             share_norms(method, device)
             # BatchNorm's statistics are the same everywhere, there is nothing to broadcast.
             names = signature(DistributedDataParallel).parameters

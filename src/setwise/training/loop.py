@@ -19,13 +19,13 @@ from torch import Tensor
 from setwise.checks import check_number, see
 from setwise.data import ImageSet, MatchedSet
 from setwise.locks import Taken, locked
+from setwise.losses.parallel import Processes
 from setwise.recipe import Recipe, flat
 from setwise.training import checkpoint as checkpoints
 from setwise.training.checkpoint import Checkpoint
 from setwise.training.engine import Engine
 from setwise.training.errors import Interrupted, TrainingError, out_of_memory
 from setwise.training.loggers import ALWAYS, Metrics
-from setwise.training.processes import Processes
 from setwise.training.progress import Reporter
 from setwise.training.surroundings import same, surroundings
 

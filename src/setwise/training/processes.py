@@ -3,40 +3,12 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-
-@dataclass(frozen=True)
-class Processes:
-    """Who this process is among those that train together."""
-
-    rank: int = 0
-    size: int = 1
-
-    @property
-    def first(self) -> bool:
-        """Whether this is the one that writes and talks."""
-        return self.rank == 0
-
-    def largest(self, word: int, device: torch.device) -> int:
-        """The largest of everybody's words; all must ask."""
-        if self.size == 1:
-            return word
-        words = torch.tensor(word, device=device)
-        dist.all_reduce(words, op=dist.ReduceOp.MAX)
-        return int(words.item())
-
-    def mean(self, x: Tensor) -> Tensor:
-        """The mean of ``x`` over the processes; all must ask."""
-        if self.size > 1:
-            x = x / self.size
-            dist.all_reduce(x)
-        return x
+from setwise.losses.parallel import Processes
 
 
 def join(device: torch.device) -> tuple[Processes, torch.device]:
@@ -49,27 +21,13 @@ def join(device: torch.device) -> tuple[Processes, torch.device]:
         torch.cuda.set_device(device)
     if not dist.is_initialized():
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    return Processes(dist.get_rank(), dist.get_world_size()), device
+    return Processes(), device
 
 
 def leave() -> None:
     """Leave them, if there were any."""
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
-
-
-class _Sum(torch.autograd.Function):
-    """Sum over the processes; backward, the sum of what all of them ask of it."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        total = x.clone()
-        dist.all_reduce(total)
-        return total
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return _Sum.forward(ctx, grad)
 
 
 class _SharedNorm(nn.modules.batchnorm._BatchNorm):
@@ -81,11 +39,12 @@ class _SharedNorm(nn.modules.batchnorm._BatchNorm):
         self._check_input_dim(input)  # type: ignore[no-untyped-call]
         over = [0, *range(2, input.ndim)]
         shape = [1, -1, *[1] * (input.ndim - 2)]
-        count = input.numel() // input.shape[1] * dist.get_world_size()  # equal parts
+        processes = Processes()
+        count = input.numel() // input.shape[1] * processes.size  # equal parts
         x = input.to(torch.promote_types(input.dtype, torch.float32))
-        mean: Tensor = _Sum.apply(x.sum(over)) / count  # type: ignore[no-untyped-call]
+        mean = processes.gather(x.sum(over)[None]).sum(0) / count
         centred = x - mean.view(shape)
-        variance: Tensor = _Sum.apply(centred.square().sum(over)) / count  # type: ignore[no-untyped-call]
+        variance = processes.gather(centred.square().sum(over)[None]).sum(0) / count
         if self.track_running_stats:
             self._track(mean.detach(), variance.detach() * count / (count - 1))
         y = centred * (variance + self.eps).rsqrt().view(shape)
