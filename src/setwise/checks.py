@@ -187,8 +187,10 @@ def check_same_kind(x: Tensor, name: str, other: Tensor, other_name: str) -> Non
 
 def check_embeddings(z_a: Tensor, z_b: Tensor, extra: Tensor | None = None) -> None:
     """Raise unless ``z_a`` and ``z_b`` are [N, E] alike, N, E >= 1, and ``extra`` is [M, E] of their kind."""
-    more = () if extra is None else ((extra, "extra_negatives"),)
-    for z, name in ((z_a, "z_a"), (z_b, "z_b"), *more):
+    sets = [(z_a, "z_a", 1), (z_b, "z_b", 1)]
+    if extra is not None:
+        sets.append((extra, "extra_negatives", 0))
+    for z, name, least in sets:
         if isinstance(z, Tensor) and z.ndim == 1 and not z.is_floating_point():
             raise ValueError(
                 f"expected {name} of shape (N, E), one row an item, got {z.dtype} of shape {tuple(z.shape)}, labels "
@@ -200,9 +202,10 @@ def check_embeddings(z_a: Tensor, z_b: Tensor, extra: Tensor | None = None) -> N
             raise ValueError(
                 f"expected {name} of shape (N, E), one row an item, got {tuple(z.shape)}; {see('how-to/add-qare#rows')}"
             )
-        if z.shape[1] == 0 or (z.shape[0] == 0 and z is not extra):
+        if z.shape[0] < least or z.shape[1] == 0:
             raise ValueError(f"expected {name} with at least one row and one column, got shape {tuple(z.shape)}")
-    check_like(z_b, "z_b", z_a, "z_a")
+    if z_b.shape != z_a.shape or z_b.dtype != z_a.dtype or z_b.device != z_a.device:
+        check_like(z_b, "z_b", z_a, "z_a")
     if extra is not None:
         check_same_kind(extra, "extra_negatives", z_a, "z_a")
         if extra.shape[1] != z_a.shape[1]:
