@@ -111,9 +111,14 @@ def _shown(value: object) -> str:
     return repr(value.detach().requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value)
 
 
-@register.loss("assignment", about="Any cell of the grid: row-wise or one-to-one, hard, entropic or sparse.")
+@register.loss(
+    "assignment",
+    about="Any cell of the grid: row-wise or one-to-one, hard, entropic or sparse. Use it for sets matched one-to-one.",
+)
 class AssignmentLoss(_Loss):
     """Any cell of the grid {row-wise, one-to-one} × {hard, entropic, sparse}; see ``functional.assignment_loss``.
+
+    Use it where items are matched one-to-one, or to try a cell that has no name of its own.
 
     Examples:
         >>> loss = sw.AssignmentLoss(mining="one-to-one", smoothing="sinkhorn", temperature=0.5, similarity="cosine")
@@ -146,10 +151,12 @@ class AssignmentLoss(_Loss):
 
 
 @register.loss(
-    "info-nce", about="Each row picks its partner by a softmax over the other view's rows: the usual choice."
+    "info-nce", about="Each row picks its partner by a softmax over the other view's rows. Use it first; CLIP does."
 )
 class InfoNCE(_Loss):
     """Row-wise entropic assignment loss, Eq. (13) as mean cross-entropy; see ``functional.info_nce``.
+
+    Use it first, above all where the two views are of different kinds, such as images and texts.
 
     Examples:
         >>> z_a, z_b = torch.eye(4), torch.eye(4)  # yours: embeddings [N, E], row i of both is the same item
@@ -174,9 +181,14 @@ class InfoNCE(_Loss):
         )
 
 
-@register.loss("nt-xent", about="SimCLR's: each view picks its partner among all other views of the batch.")
+@register.loss(
+    "nt-xent",
+    about="SimCLR's: each view picks its partner among all other views of the batch. Use it for small batches.",
+)
 class NTXent(_Loss):
     """SimCLR's loss, every view among the 2N - 1 others; see ``functional.nt_xent``.
+
+    Use it where both views are augmentations of one image: it has twice the negatives of ``InfoNCE``.
 
     Examples:
         >>> sw.NTXent(temperature=0.5)(torch.eye(4), torch.eye(4))
@@ -206,9 +218,13 @@ class NTXent(_Loss):
         )
 
 
-@register.loss("sparse-clr", about="The same with sparsemax: only negatives near the anchor have any weight.")
+@register.loss(
+    "sparse-clr", about="By sparsemax: far negatives have no weight. Use it where many negatives are easy or false."
+)
 class SparseCLR(_Loss):
     """Row-wise sparse assignment loss, Eq. (14) with its sign mended; see ``functional.sparse_clr``.
+
+    Use it where most negatives are easy: only those near the anchor have a gradient.
 
     Examples:
         >>> sw.SparseCLR(margin=1.0)(torch.eye(4), torch.eye(4))
@@ -238,9 +254,11 @@ class SparseCLR(_Loss):
         )
 
 
-@register.loss("triplet", about="The hardest negative, by a margin: few items, clean pairs.")
+@register.loss("triplet", about="The hardest negative, by a margin. Use it for few items and clean pairs.")
 class TripletMargin(_Loss):
     """Batch-hard margin triplet loss, Eq. (12); see ``functional.triplet_margin``.
+
+    Use it for few items and clean pairs: one wrong pair is the hardest negative of others.
 
     Examples:
         >>> sw.TripletMargin(margin=2.0)(torch.eye(4), torch.eye(4))  # 2 - √2
@@ -253,9 +271,13 @@ class TripletMargin(_Loss):
         super().__init__(margin=margin, similarity=similarity, symmetric=symmetric)
 
 
-@register.loss("nt-logistic", about="Every pair classified on its own as true or false.")
+@register.loss(
+    "nt-logistic", about="Every pair classified on its own as true or false. Use it where items have several partners."
+)
 class NTLogistic(_Loss):
     """Every pair classified on its own as true or false; see ``functional.nt_logistic``.
+
+    Use it where a negative may be a true partner too: candidates do not compete with each other.
 
     Examples:
         >>> sw.NTLogistic(temperature=0.5, negatives="hardest")(torch.eye(4), torch.eye(4))
@@ -276,10 +298,13 @@ class NTLogistic(_Loss):
 
 
 @register.term(
-    "qare", about="The paper's regulariser: the spectral bound of the quadratic assignment; keeps items apart."
+    "qare",
+    about="The paper's regulariser, the spectral bound of the quadratic assignment. Use it to keep items apart.",
 )
 class QARe(_Loss):
     """Quadratic assignment regularisation, Eq. (7) and (17), to add to any loss; see ``functional.qare``.
+
+    Use it to keep the items of each set apart, or with ``reference="truth"`` to give both sets one structure.
 
     Examples:
         >>> sw.QARe()(torch.eye(4), torch.eye(4))
@@ -317,7 +342,9 @@ class QARe(_Loss):
         )
 
 
-@register.term("gap", about="The alignment gap: zero where both sets have the same structure; ours, not the paper's.")
+@register.term(
+    "gap", about="The alignment gap, zero for sets of equal structure. Use it to align sets; it is not the paper's."
+)
 def alignment_gap(
     *,
     similarity: Similarity = "cosine",
@@ -408,9 +435,9 @@ class WeightedTerms(nn.Module):
 class SetContrastive(nn.Module):
     """A pairwise loss and a set-level regulariser: alpha · pairwise + beta · regulariser, Algorithms 1 and 2.
 
-    ``pairwise`` is any ``loss(z_a, z_b)`` that returns a scalar. The regulariser is by default the ``QARe`` of its
-    similarity, cosine where it does not say. With ``on="features"`` it sees other vectors of the same items than the
-    pairwise loss does, such as an encoder's features before the head: ``loss(z_a, z_b, (h_a, h_b))``.
+    Use it to add a set-level term to any ``loss(z_a, z_b)`` that returns a scalar. The regulariser is by default the
+    ``QARe`` of the pairwise loss's similarity, or of cosine. With ``on="features"`` the regulariser sees other vectors
+    of the same items, such as an encoder's features before the head: ``loss(z_a, z_b, (h_a, h_b))``.
 
     Examples:
         >>> loss = sw.SetContrastive(sw.InfoNCE(temperature=0.5), beta=0.5)  # pairwise + 0.5 · QARe
