@@ -161,7 +161,7 @@ def test_a_temperature_too_low_for_what_is_divided_by_it(make, options):
         make(**options)
 
 
-def test_a_weighted_sum_that_overflows_is_told_as_one():
+def test_a_weighted_sum_that_overflows_is_reported():
     loss = sw.SetContrastive(sw.NTXent(), 3e38, alpha=3e38)
     with pytest.raises(ValueError, match="that torch.float32 can hold, got an overflow"):
         loss(good(), good())
@@ -223,7 +223,7 @@ DISTANCES = [
 
 @pytest.mark.parametrize("loss", DISTANCES, ids=lambda x: type(x).__name__)
 @pytest.mark.parametrize("gradient", [False, True])
-def test_an_overflow_is_told_as_one(loss, gradient):
+def test_an_overflow_is_reported(loss, gradient):
     z_a, z_b = 1e20 * torch.randn(2, 50, 3, generator=torch.Generator().manual_seed(0))
     message = "that torch.float32 can hold, got an overflow; scale or normalise the embeddings, or use float64"
     with pytest.raises(ValueError, match=message):

@@ -223,7 +223,7 @@ def test_the_projection_bound_is_tighter_where_the_mean_similarity_is_large(view
 
 
 @pytest.mark.parametrize(("fall", "least", "most"), [(0, 0.05, 0.9), (1, 0.001, 0.006)])
-def test_the_gradient_of_topk_is_off_by_what_is_said(fall, least, most):
+def test_the_gradient_of_topk_is_off_by_what_the_docs_say(fall, least, most):
     """docs/how-to/large-batches.md: 10 to 76 % where all directions are alike, 0.3 % where they fall off as 1/i."""
     for seed in (0, 2):
         generator, size = torch.Generator().manual_seed(seed), 1 / torch.arange(1.0, 65) ** fall

@@ -96,7 +96,7 @@ def _check_scores(theta: Tensor) -> None:
 
 
 def best_rows(theta: Tensor, *, smoothing: Smoothing) -> Maximum:
-    """``row_maximum`` of scores that nobody has to check, where no gradient is recorded."""
+    """``row_maximum`` without its checks, for callers that record no gradient."""
     largest = theta.amax(-1)
     largest = largest + (largest - largest)  # an infinite one is NaN from here on
     if smoothing == "none":
@@ -132,7 +132,7 @@ def assignment_maximum(theta: Tensor, *, smoothing: Smoothing) -> Maximum:
 
 @torch.no_grad()
 def best_assignment(theta: Tensor, *, smoothing: Smoothing) -> Maximum:
-    """``assignment_maximum`` of scores that nobody has to check."""
+    """``assignment_maximum`` without its checks."""
     n, m = theta.shape
     if n != m and smoothing != "none":
         raise ValueError(

@@ -51,7 +51,7 @@ class FrobeniusProduct(_Loss):
     function = staticmethod(frobenius_product)
 
     def __init__(self, *, similarity: Similarity = "cosine", shift: float = 1.0) -> None:
-        super().__init__(similarity=similarity, shift=shift)
+        super().__init__(locals())
 
 
 @register.term(
@@ -64,4 +64,4 @@ class StructuralDifference(_Loss):
     function = staticmethod(structural_difference)
 
     def __init__(self, *, similarity: Similarity = "cosine") -> None:
-        super().__init__(similarity=similarity)
+        super().__init__(locals())

@@ -52,16 +52,18 @@ def mean_over_pairs(loss: Callable[..., Tensor], views: Views, *extra: Tensor | 
 
 
 class _Loss(nn.Module):
-    """A function of embeddings with its options fixed. They are shown by ``repr``.
+    """A function of embeddings with its options fixed; ``repr`` shows them.
 
     A temperature that is a tensor is a parameter or a buffer of the module. ``parallel.distributed`` sets ``peers``.
     """
 
     __call__: Callable[..., Tensor]  # to a type checker, for which torch's returns anything
-    function: ClassVar[Callable[..., Tensor]]  # of ``functional``
+    function: ClassVar[Any]  # of ``functional``; what lies behind its public door is its ``__wrapped__``
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        """``given``: the options by name, among whatever else; a subclass gives its ``locals()``."""
         super().__init__()
+        options = {name: given.get(name) for name in self.function.__wrapped__.__kwdefaults__}
         check_options(options, words_of(self.function))
         temperature = options.get("temperature")
         if isinstance(temperature, Tensor):
@@ -98,8 +100,7 @@ class _Loss(nn.Module):
             options = self.options
             check_temperature(options, z_a)
         extra = () if extra_negatives is None else (extra_negatives,)
-        loss: Tensor = self.function.__wrapped__(z_a, z_b, *extra, **options)  # type: ignore[attr-defined]
-        return check_overflow(loss, "a loss")
+        return check_overflow(self.function.__wrapped__(z_a, z_b, *extra, **options), "a loss")
 
     def extra_repr(self) -> str:
         """The options, as they would be written."""
@@ -139,15 +140,7 @@ class AssignmentLoss(_Loss):
         reduction: Reduction = "mean",
         symmetric: bool = False,
     ) -> None:
-        super().__init__(
-            mining=mining,
-            smoothing=smoothing,
-            margin=margin,
-            temperature=temperature,
-            similarity=similarity,
-            reduction=reduction,
-            symmetric=symmetric,
-        )
+        super().__init__(locals())
 
 
 @register.loss(
@@ -176,9 +169,7 @@ class InfoNCE(_Loss):
         symmetric: bool = False,
         block_size: int | None = None,
     ) -> None:
-        super().__init__(
-            temperature=temperature, similarity=similarity, symmetric=symmetric, block_size=block_size, peers=None
-        )
+        super().__init__(locals())
 
 
 @register.loss(
@@ -208,14 +199,7 @@ class NTXent(_Loss):
         clamp: float | None = None,
         block_size: int | None = None,
     ) -> None:
-        super().__init__(
-            temperature=temperature,
-            reduction=reduction,
-            similarity=similarity,
-            clamp=clamp,
-            block_size=block_size,
-            peers=None,
-        )
+        super().__init__(locals())
 
 
 @register.loss(
@@ -243,15 +227,7 @@ class SparseCLR(_Loss):
         clamp: float | None = None,
         block_size: int | None = None,
     ) -> None:
-        super().__init__(
-            margin=margin,
-            candidates=candidates,
-            similarity=similarity,
-            temperature=temperature,
-            clamp=clamp,
-            block_size=block_size,
-            peers=None,
-        )
+        super().__init__(locals())
 
 
 @register.loss("triplet", about="The hardest negative, by a margin. Use it for few items and clean pairs.")
@@ -268,7 +244,7 @@ class TripletMargin(_Loss):
     function = staticmethod(functional.triplet_margin)
 
     def __init__(self, margin: float = 0.5, *, similarity: Similarity = "euclidean", symmetric: bool = False) -> None:
-        super().__init__(margin=margin, similarity=similarity, symmetric=symmetric)
+        super().__init__(locals())
 
 
 @register.loss(
@@ -294,7 +270,7 @@ class NTLogistic(_Loss):
         negatives: Literal["mean", "sum", "hardest"] = "mean",
         symmetric: bool = False,
     ) -> None:
-        super().__init__(temperature=temperature, similarity=similarity, negatives=negatives, symmetric=symmetric)
+        super().__init__(locals())
 
 
 @register.term(
@@ -328,18 +304,7 @@ class QARe(_Loss):
         clamp: float | None = None,
         center: bool = False,
     ) -> None:
-        super().__init__(
-            similarity=similarity,
-            bound=bound,
-            spectrum=spectrum,
-            k=k,
-            reference=reference,
-            normalization=normalization,
-            shift=shift,
-            clamp=clamp,
-            center=center,
-            peers=None,
-        )
+        super().__init__(locals())
 
 
 @register.term(

@@ -72,8 +72,8 @@ def quadratic_assignment_loss(
 
     Examples:
         >>> s = torch.cdist(*2 * [torch.tensor([[0.0], [1.0], [3.0]])])
-        >>> found = sw.functional.quadratic_assignment_loss(s, s, s)
-        >>> found.loss <= found.split <= found.spectral
+        >>> bounds = sw.functional.quadratic_assignment_loss(s, s, s)
+        >>> bounds.loss <= bounds.split <= bounds.spectral
         tensor(True)
     """
     check_square(s, "s")
@@ -191,7 +191,7 @@ def qare(
 def _centred(z: Tensor, peers: Processes | None) -> Tensor:
     """Both sets [2, N, E] less their means (over all peers); items within rounding of the mean are 0, gradient 0.
 
-    Else that rounding would count as their direction. In float64, where no two float32 items are as near as that.
+    Without this rule, rounding would count as their direction. In float64, where no two float32 items are so near.
     """
     wide = widest_precision(z)
     mean = wide.mean(1)
