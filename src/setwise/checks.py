@@ -1,7 +1,7 @@
 """Input checks shared by every public entry point: expected, got, what to do.
 
-Shapes, dtypes and options are always checked. Values are looked at on the CPU only: on an
-accelerator that would wait for the device and could not be captured in a graph.
+Shapes, dtypes and options are always checked. Values are checked on the CPU only: on an accelerator such a check
+would wait for the device, and no graph could capture it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LARGEST = torch.finfo(torch.float32).max
 
 
 def see(page: str) -> str:
-    """The end of a message: which page explains it, as in ``see("how-to/choose-beta")`` or ``see("...#anchor")``."""
+    """The end of a message: the page that explains it, as in ``see("how-to/choose-beta")`` or ``see("...#anchor")``."""
     return f"see `setwise help {page.removeprefix('how-to/')}`"
 
 
@@ -37,13 +37,13 @@ def check_option(value: object, allowed: Sequence[str], name: str) -> None:
 
 
 def is_number(value: object) -> bool:
-    """Whether ``value`` is a finite number that float32 can hold, Python's or numpy's, which bools are not."""
+    """Whether ``value`` is a finite number that float32 can hold, Python's or numpy's. A bool is not."""
     numbers = (int, float, np.integer, np.floating)
     return isinstance(value, numbers) and not isinstance(value, bool) and -LARGEST <= plain(value) <= LARGEST
 
 
 def plain(value: Any) -> Any:
-    """``value``, as Python's own int or float where it is numpy's: for files, and to be shown."""
+    """``value``, as a Python int or float where it is numpy's: for files and for ``repr``."""
     return int(value) if isinstance(value, np.integer) else float(value) if isinstance(value, np.floating) else value
 
 
@@ -101,7 +101,7 @@ def check_floating(x: Tensor, name: str, *, forbidden: float = math.nan) -> None
 
 
 def check_overflow(x: Tensor, what: str) -> Tensor:
-    """``x``, which is made of finite numbers; raise where it is on the CPU and not finite itself."""
+    """``x``, computed from finite numbers; raise where it is on the CPU and not finite."""
     if x.device.type != "cpu" or torch.compiler.is_compiling():
         return x
     if not math.isfinite(x.detach().sum().item()) and not x.isfinite().all():
@@ -122,15 +122,15 @@ def check_loss(loss: object, name: str) -> None:
 
 
 def imported(module: str, packages: str, seen: str) -> Any:
-    """The module of another package; an error names the ``packages`` to install, and ends with ``seen``."""
+    """Import ``module`` of another package; an error names the ``packages`` to install and ends with ``seen``."""
     package = module.partition(".")[0]
     try:
         return importlib.import_module(module)
     except (ImportError, RuntimeError) as error:  # the latter: a torchvision built for another torch
         missing = isinstance(error, ModuleNotFoundError) and error.name == package
-        found = "none here" if missing else f"one that does not import ({error})"
+        got = "none here" if missing else f"one that does not import ({error})"
         raise ModuleNotFoundError(
-            f"expected the package {package}, got {found}; pip install {packages}, {seen}", name=package
+            f"expected the package {package}, got {got}; pip install {packages}, {seen}", name=package
         ) from error
 
 
@@ -187,8 +187,10 @@ def check_same_kind(x: Tensor, name: str, other: Tensor, other_name: str) -> Non
 
 def check_embeddings(z_a: Tensor, z_b: Tensor, extra: Tensor | None = None) -> None:
     """Raise unless ``z_a`` and ``z_b`` are [N, E] alike, N, E >= 1, and ``extra`` is [M, E] of their kind."""
-    more = () if extra is None else ((extra, "extra_negatives"),)
-    for z, name in ((z_a, "z_a"), (z_b, "z_b"), *more):
+    sets = [(z_a, "z_a", 1), (z_b, "z_b", 1)]
+    if extra is not None:
+        sets.append((extra, "extra_negatives", 0))
+    for z, name, least in sets:
         if isinstance(z, Tensor) and z.ndim == 1 and not z.is_floating_point():
             raise ValueError(
                 f"expected {name} of shape (N, E), one row an item, got {z.dtype} of shape {tuple(z.shape)}, labels "
@@ -200,9 +202,10 @@ def check_embeddings(z_a: Tensor, z_b: Tensor, extra: Tensor | None = None) -> N
             raise ValueError(
                 f"expected {name} of shape (N, E), one row an item, got {tuple(z.shape)}; {see('how-to/add-qare#rows')}"
             )
-        if z.shape[1] == 0 or (z.shape[0] == 0 and z is not extra):
+        if z.shape[0] < least or z.shape[1] == 0:
             raise ValueError(f"expected {name} with at least one row and one column, got shape {tuple(z.shape)}")
-    check_like(z_b, "z_b", z_a, "z_a")
+    if z_b.shape != z_a.shape or z_b.dtype != z_a.dtype or z_b.device != z_a.device:
+        check_like(z_b, "z_b", z_a, "z_a")
     if extra is not None:
         check_same_kind(extra, "extra_negatives", z_a, "z_a")
         if extra.shape[1] != z_a.shape[1]:
@@ -212,27 +215,26 @@ def check_embeddings(z_a: Tensor, z_b: Tensor, extra: Tensor | None = None) -> N
 
 
 def one_derivative(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """A ``backward`` of torch's Function that has no derivative itself, and says so when one is taken.
+    """A ``backward`` of torch's Function that has no derivative itself; taking one raises an error.
 
-    ``once_differentiable`` says it only where the gradient that comes in has a derivative, and where everything is
-    differentiated. That of a loss is a constant 1, so that a penalty on gradients would silently have none; and asked
-    for the leaves alone, ``torch.autograd.grad`` and ``hessian`` would find no way to them. ``jvp`` differentiates by
-    the gradient that comes in, and would find 0.
+    torch's ``once_differentiable`` raises only where the incoming gradient has a derivative. That of a loss is a
+    constant 1: a penalty on gradients would silently have no effect. ``torch.autograd.grad`` and ``hessian`` ask for
+    the leaves alone and would find no path to them, and ``jvp`` would give 0.
     """
 
     @wraps(backward)
     def wrapped(ctx: Any, *grads: Any) -> Any:
         with torch.no_grad():
-            found = backward(ctx, *grads)
+            gradients = backward(ctx, *grads)
         if not torch.is_grad_enabled():
-            return found
-        outputs = found if isinstance(found, tuple) else (found,)
+            return gradients
+        outputs = gradients if isinstance(gradients, tuple) else (gradients,)
         tensors = [x.detach().requires_grad_() for x in outputs if isinstance(x, Tensor)]
         tensors += _leaves(ctx) + [x for x in grads if isinstance(x, Tensor) and x.requires_grad]
         made: Any = torch._C._functions.DelayedError(SECOND, len(tensors))(*tensors)
         left = list(made) if isinstance(made, (tuple, list)) else [made]
         outputs = tuple(left.pop(0) if isinstance(x, Tensor) else x for x in outputs)
-        return outputs if isinstance(found, tuple) else outputs[0]
+        return outputs if isinstance(gradients, tuple) else outputs[0]
 
     return wrapped
 

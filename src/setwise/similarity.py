@@ -46,10 +46,13 @@ def widest_precision(z: Tensor) -> Tensor:
     return z.double() if z.device.type in ("cpu", "cuda") else z
 
 
+_AS_IT_IS = nullcontext()
+
+
 def autocast_off(z: Tensor) -> AbstractContextManager[None]:
-    """Without autocast on the device of ``z``; nothing to wait for where it is off already."""
+    """Without autocast on the device of ``z``; nothing where it is off already, as it mostly is."""
     kind = z.device.type
-    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else _AS_IT_IS
 
 
 class _UnitRows(torch.autograd.Function):
@@ -68,20 +71,20 @@ class _UnitRows(torch.autograd.Function):
 
 
 def normalize(z: Tensor, *, append: float | None = None) -> Tensor:
-    """Rows of unit length, [..., E], at any scale; a zero row stays zero and has gradient zero.
+    """Rows of unit length, [..., E], at any scale, in float32 at least; a zero row stays zero and has gradient zero.
 
     Gradients grow as rows get shorter, but no more below 1e-12.
     ``append`` puts a constant after each row: [..., E + 1].
     """
-    unit: Tensor = _UnitRows.apply(z, append)  # type: ignore[no-untyped-call]
+    unit: Tensor = _UnitRows.apply(  # type: ignore[no-untyped-call]
+        z if z.dtype == torch.float64 else z.float(), append
+    )
     return unit
 
 
 def prepare(*z: Tensor, similarity: Similarity) -> tuple[Tensor, ...]:
     """What is done once to every row before any two are compared: precision, and length for cosine."""
-    check_similarity(similarity)  # a name that no branch below knows would be taken for Euclidean
-    z = tuple(full_precision(x) for x in z)
-    return tuple(normalize(x) for x in z) if similarity == "cosine" else z
+    return tuple(map(normalize if similarity == "cosine" else full_precision, z))
 
 
 def prepared_scores(x: Tensor, y: Tensor, *, similarity: Similarity, scale: float = 1.0) -> Tensor:
@@ -126,6 +129,7 @@ def scores(z_a: Tensor, z_b: Tensor, *, similarity: Similarity = "cosine") -> Te
         >>> [sw.similarity.scores(a, b, similarity=s).item() for s in ("euclidean", "sqeuclidean")]  # larger is closer
         [-4.0, -16.0]
     """
+    check_similarity(similarity)
     x, y = prepare(z_a, z_b, similarity=similarity)
     return prepared_scores(x, y, similarity=similarity)
 
@@ -140,6 +144,7 @@ def pairwise(z_a: Tensor, z_b: Tensor, *, similarity: Similarity = "cosine") -> 
         >>> sw.similarity.pairwise(a, b, similarity="cosine")
         tensor([[0.6000]])
     """
+    check_similarity(similarity)
     x, y = prepare(z_a, z_b, similarity=similarity)
     return prepared_scores(x, y, similarity=similarity, scale=-1.0 if is_distance(similarity) else 1.0)
 
@@ -169,7 +174,7 @@ def intra_factor(z: Tensor, *, similarity: Similarity = "cosine", shift: float =
     if similarity == "euclidean":
         return None
     if similarity == "cosine" and shift >= 0:
-        return Factor(normalize(full_precision(z), append=shift**0.5 if shift else None), None)
+        return Factor(normalize(z, append=shift**0.5 if shift else None), None)
     (x,) = prepare(z, similarity=similarity)
     ones = torch.ones_like(x[..., :1])
     if similarity == "cosine":

@@ -7,15 +7,6 @@ from pathlib import Path
 import pytest
 
 
-def test_importing_setwise_imports_no_adapter():
-    code = "import setwise, sys; setwise.InfoNCE; print('\\n'.join(sys.modules))"
-    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True).stdout.split()
-    assert "setwise.losses.modules" in loaded
-    theirs = {"pytorch_metric_learning", "sklearn", "timm", "torchvision", "lightly", "lightning"}
-    assert not theirs & {name.partition(".")[0] for name in loaded}
-    assert not [name for name in loaded if name.startswith("setwise.adapters")]
-
-
 @pytest.mark.parametrize(
     ("code", "package", "wanted"),
     [

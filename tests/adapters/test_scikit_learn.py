@@ -101,12 +101,6 @@ def test_given_parameters_replace_the_recipes():
     assert set(fitted.history_[0]) >= {"loss", "pairwise", "regularizer"}
 
 
-def test_numpy_integers_are_integers(fitted):
-    same = SetwiseEncoder(epochs=np.uint8(1), batch=np.int64(64), seed=np.int32(3), device="cpu").fit(X[:256])
-    np.testing.assert_array_equal(same.transform(X[:9]), fitted.transform(X[:9]))
-    assert same.recipe_ == fitted.recipe_
-
-
 def test_grid_search_over_an_array():
     steps = [("encoder", SetwiseEncoder(epochs=1, device="cpu")), ("classifier", LogisticRegression(max_iter=2000))]
     grid = {"encoder__batch": np.array([64, 128]), "encoder__seed": np.arange(2)}

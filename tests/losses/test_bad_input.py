@@ -46,11 +46,7 @@ def with_value(value: float) -> torch.Tensor:
         (good()[:0], good()[:0], "at least one row and one column"),
         (good()[:, :0], good()[:, :0], "at least one row and one column"),
         (good().long(), good().long(), r"expected z_a of a floating-point dtype, got torch.int64; convert it"),
-        (
-            good(),
-            good().double(),
-            r"z_b of dtype torch.float32 like z_a, got torch.float64; convert one: z_b.to\(z_a.dtype\)",
-        ),
+        (good(), good().double(), "z_b of dtype torch.float32 like z_a, got torch.float64; convert"),
         (good(), torch.arange(4), r"expected z_b of shape .N, E., .* got torch.int64 of shape .4,., labels perhaps"),
         (good().numpy(), good(), "expected z_a to be a torch.Tensor, got ndarray; torch.as_tensor"),
         (None, good(), "expected z_a to be a torch.Tensor, got NoneType"),
@@ -78,137 +74,94 @@ def test_extra_negatives(loss):
         loss(good(), good(), torch.full((5, 3), float("nan")))
 
 
+def on_embeddings(function):
+    """A function of embeddings as something that is made of options."""
+    return functools.partial(function, good(), good())
+
+
+SET, CONVEX = (functools.partial(make, sw.NTXent()) for make in (sw.SetContrastive, sw.SetContrastive.convex))
+
+
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("make", "name", "values", "message"),
     [
-        (
-            lambda: sw.InfoNCE(similarity="cosin"),
-            "expected similarity to be one of .*got 'cosin'; did you mean 'cosine'",
-        ),
-        (lambda: sw.InfoNCE(temperature=0.0), "expected temperature to be a finite number above 0, got 0.0"),
-        (lambda: sw.InfoNCE(temperature=float("nan")), "expected temperature to be a finite number"),
-        (lambda: sw.InfoNCE(temperature="0.1"), "expected temperature to be a finite number above 0, got '0.1'"),
-        (lambda: sw.InfoNCE(temperature=np.float32("nan")), "expected temperature to be a finite number"),
-        (lambda: sw.InfoNCE(temperature=True), "expected temperature to be a finite number above 0, got True"),
-        (lambda: sw.InfoNCE(temperature=np.True_), "expected temperature to be a finite number above 0, got np.True_"),
-        (
-            lambda: sw.SparseCLR(margin=torch.nn.Parameter(torch.tensor(0.1))),
-            r"expected margin to be a Python number, got a Parameter; .* only temperature can be",
-        ),
-        (
-            lambda: sw.SetContrastive(sw.NTXent(), torch.tensor(0.5)),
-            "expected beta to be a Python number, got a Tensor",
-        ),
-        (
-            lambda: sw.SetContrastive.convex(sw.NTXent(), torch.tensor(0.5)),
-            "expected beta to be a Python number, got a Tensor",
-        ),
-        (lambda: sw.InfoNCE(block_size=True), "expected block_size to be None or a positive integer, got True"),
-        (lambda: sw.InfoNCE(block_size=np.True_), "expected block_size to be None or a positive integer, got np.True_"),
-        (
-            lambda: sw.InfoNCE(block_size=np.int64(0)),
-            "expected block_size to be None or a positive integer, got np.int",
-        ),
-        (lambda: sw.InfoNCE(block_size=np.float64(2)), "expected block_size to be None or a positive integer"),
-        (lambda: sw.InfoNCE(block_size=0), "expected block_size to be None or a positive integer, got 0"),
-        (lambda: sw.NTXent(reduction="sum"), "expected reduction to be one of 'mean', 'log-mean', got 'sum'"),
-        (lambda: sw.SparseCLR(margin=-1), "expected margin to be a finite number of at least 0, got -1"),
-        (lambda: sw.SparseCLR(candidates="both"), "expected candidates to be one of 'all', 'cross'"),
-        (
-            lambda: sw.functional.sparse_clr(good(), good(), candidates="both"),
-            "expected candidates to be one of 'all', 'cross'",
-        ),
-        (
-            lambda: sw.functional.nt_xent(good(), good(), reduction="sum"),
-            "expected reduction to be one of 'mean', 'log-mean', got 'sum'",
-        ),
-        (lambda: sw.functional.nt_logistic(good(), good(), negatives="max"), "expected negatives to be one of"),
-        (lambda: sw.NTLogistic(negatives="max"), "expected negatives to be one of"),
-        (lambda: sw.AssignmentLoss(mining="hard"), "expected mining to be one of .*'batch-hard'"),
-        (lambda: sw.AssignmentLoss(smoothing="entropic"), "did you mean 'entropy'"),
-        (lambda: sw.AssignmentLoss(temperature=0.1), 'expected temperature 1.0 with smoothing="none"'),
-        (lambda: sw.AssignmentLoss(smoothing="entropy", temperature=0.0), "expected temperature .* above 0, got 0.0"),
-        (lambda: sw.AssignmentLoss(smoothing="sinkhorn"), "expected smoothing 'entropy' with mining=\"batch-hard\""),
-        (lambda: sw.AssignmentLoss(reduction="max"), "expected reduction to be one of"),
-        (lambda: sw.QARe(bound="projected"), "expected bound to be one of .* did you mean 'projection'"),
-        (lambda: sw.QARe(spectrum="top"), "expected spectrum to be one of"),
-        (lambda: sw.QARe(spectrum="topk"), 'expected k .a positive integer. with spectrum="topk"'),
-        (lambda: sw.QARe(spectrum="topk", k=0), "expected k to be None or a positive integer, got 0"),
-        (lambda: sw.QARe(k=3), 'expected k .a positive integer. with spectrum="topk"'),
-        (lambda: sw.QARe(spectrum="topk", k=3, reference="truth"), 'with reference="truth", got "topk"'),
-        (lambda: sw.QARe(reference="gt"), "expected reference to be one of"),
-        (lambda: sw.QARe(normalization="n"), "expected normalization to be one of"),
-        (lambda: sw.QARe(similarity="euclidean", spectrum="lowrank"), "Euclidean distances have full rank"),
-        (lambda: sw.QARe(clamp=0.0, spectrum="lowrank"), "clamped similarities have full rank"),
-        (
-            lambda: sw.SetContrastive(sw.NTXent),
-            r"to be a loss, got the class NTXent; NTXent\(\) is one",
-        ),
-        (lambda: sw.SetContrastive("infonce"), r"expected pairwise to be a loss\(z_a, z_b\), got 'infonce'"),
-        (
-            lambda: sw.SetContrastive(None),
-            r"expected pairwise to be a loss\(z_a, z_b\), got None; .*InfoNCE\(\) is one",
-        ),
-        (lambda: sw.SetContrastive(sw.NTXent(), 0.5, 0.3), "expected regularizer to be a loss.*, got 0.3"),
-        (lambda: sw.SetContrastive(sw.NTXent(), beta=-1), "expected beta to be a finite number of at least 0"),
-        (lambda: sw.SetContrastive.convex(sw.NTXent(), beta=1.5), "expected beta between 0 and 1"),
-        (lambda: sw.SetContrastive.convex(sw.NTXent(), beta=math.nan), "expected beta between 0 and 1"),
-        (lambda: sw.SetContrastive.convex(sw.NTXent(), beta=True), "expected beta between 0 and 1"),
-        (
-            lambda: sw.NTXent(similarity="euclidean", clamp=0.0),
-            "expected clamp below 0 with similarity 'euclidean', .* got 0.0: all scores would be equal",
-        ),
-        (lambda: sw.SparseCLR(similarity="sqeuclidean", clamp=1e-8), "expected clamp below 0 .* got 1e-08"),
-        (lambda: sw.presets("paper/simclr-qar", beta=1.0), "did you mean 'paper/simclr-qare'"),
-        (lambda: sw.presets("paper/simclr-qare"), r"expected beta=... for 'paper/simclr-qare', .* got None: .*Table 4"),
-        (lambda: sw.presets("paper/simclr", beta=0.5), "expected no beta for 'paper/simclr'.*see 'paper/simclr-qare'"),
+        (sw.InfoNCE, "similarity", ["cosin"], "to be one of .* did you mean 'cosine'"),
+        (sw.InfoNCE, "temperature", [0.0, math.nan, "0.1", np.float32("nan"), True, np.True_], "a finite number above"),
+        (sw.InfoNCE, "block_size", [True, np.True_, np.int64(0), np.float64(2), 0], "None or a positive integer"),
+        (sw.SparseCLR, "margin", [-1], "to be a finite number of at least 0, got -1"),
+        (sw.SparseCLR, "margin", [torch.nn.Parameter(torch.tensor(0.1))], "Python number, got a Parameter"),
+        *((make, "beta", [torch.tensor(0.5)], "to be a Python number, got a Tensor") for make in (SET, CONVEX)),
+        (SET, "beta", [-1], "to be a finite number of at least 0"),
+        (CONVEX, "beta", [1.5, math.nan, True], "between 0 and 1"),
+        *((make, "reduction", ["sum"], "'log-mean'") for make in (sw.NTXent, on_embeddings(sw.functional.nt_xent))),
+        *((x, "candidates", ["both"], "'cross'") for x in (sw.SparseCLR, on_embeddings(sw.functional.sparse_clr))),
+        *((x, "negatives", ["max"], "'sum'") for x in (sw.NTLogistic, on_embeddings(sw.functional.nt_logistic))),
+        (sw.AssignmentLoss, "mining", ["hard"], "'batch-hard'"),
+        (sw.AssignmentLoss, "smoothing", ["entropic"], "did you mean 'entropy'"),
+        (sw.AssignmentLoss, "smoothing", ["sinkhorn"], "'entropy' with mining=\"batch-hard\""),
+        (sw.AssignmentLoss, "temperature", [0.1], '1.0 with smoothing="none"'),
+        (sw.AssignmentLoss, "reduction", ["max"], "to be one of"),
+        (sw.QARe, "bound", ["projected"], "did you mean 'projection'"),
+        (sw.QARe, "reference", ["gt"], "to be one of"),
+        (sw.QARe, "normalization", ["n"], "to be one of"),
+        (sw.QARe, "spectrum", ["top"], "to be one of"),
+        (functools.partial(sw.QARe, spectrum="topk"), "k", [None, 0], "a positive integer"),
+        (sw.QARe, "k", [3], 'with spectrum="topk" and only there'),
+        (functools.partial(sw.QARe, k=3, spectrum="topk"), "reference", ["truth"], "got .topk.: the eigenvalues"),
+        (functools.partial(sw.QARe, similarity="euclidean"), "spectrum", ["lowrank"], "Euclidean distances have full"),
+        (functools.partial(sw.QARe, clamp=0.0), "spectrum", ["lowrank"], "clamped similarities have full rank"),
+        (sw.SetContrastive, "pairwise", [sw.NTXent], r"to be a loss, got the class NTXent; NTXent\(\) is one"),
+        (sw.SetContrastive, "pairwise", ["infonce", None], r"to be a loss\(z_a, z_b\), got"),
+        (SET, "regularizer", [0.3], "to be a loss.*, got 0.3"),
+        (functools.partial(sw.NTXent, similarity="euclidean"), "clamp", [0.0], "below 0 .* all scores would be equal"),
+        (functools.partial(sw.SparseCLR, similarity="sqeuclidean"), "clamp", [1e-8], "below 0 .* got 1e-08"),
+        (sw.presets, "name", ["paper/simclr-qar"], "did you mean 'paper/simclr-qare'"),
+        (functools.partial(sw.presets, "paper/simclr"), "beta", [0.5], "see 'paper/simclr-qare'"),
     ],
 )
-def test_options_are_checked_when_the_loss_is_made(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
+def test_options_are_checked_when_the_loss_is_made(make, name, values, message):
+    for value in values:
+        with pytest.raises(ValueError, match=f"expected .*{name}.*{message}"):
+            make(**{name: value})
 
 
 @pytest.mark.parametrize("value", [1e300, -1e300, pytest.param(10**400, id="10**400"), np.float64(1e39)])
 @pytest.mark.parametrize(
-    "make",
+    ("make", "names"),
     [
-        lambda x: sw.SetContrastive(sw.NTXent(), alpha=x),
-        lambda x: sw.SetContrastive(sw.NTXent(), beta=x),
-        lambda x: sw.SparseCLR(margin=x),
-        lambda x: sw.TripletMargin(margin=x),
-        lambda x: sw.AssignmentLoss(margin=x),
-        lambda x: sw.NTXent(clamp=x),
-        lambda x: sw.SparseCLR(clamp=x),
-        lambda x: sw.QARe(clamp=x),
-        lambda x: sw.QARe(shift=x),
-        lambda x: FrobeniusProduct(shift=x),
-        lambda x: sw.NTXent(temperature=x),
-        lambda x: sw.functional.score_assignment_loss(torch.eye(3), margin=x),
-        lambda x: sw.functional.qare(good(), good(), shift=x),
+        (SET, ("alpha", "beta")),
+        (sw.SparseCLR, ("margin", "clamp")),
+        (sw.TripletMargin, ("margin",)),
+        (sw.AssignmentLoss, ("margin",)),
+        (sw.NTXent, ("clamp", "temperature")),
+        (sw.QARe, ("clamp", "shift")),
+        (FrobeniusProduct, ("shift",)),
+        (functools.partial(sw.functional.score_assignment_loss, torch.eye(3)), ("margin",)),
+        (on_embeddings(sw.functional.qare), ("shift",)),
     ],
 )
-def test_numbers_that_no_float32_holds(make, value):
-    with pytest.raises(ValueError, match="to be a finite number"):
-        make(value)
+def test_numbers_that_no_float32_holds(make, names, value):
+    for name in names:
+        with pytest.raises(ValueError, match=f"expected {name} to be a finite number"):
+            make(**{name: value})
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("make", "options"),
     [
-        lambda: sw.InfoNCE(temperature=1e-300),
-        lambda: sw.NTLogistic(temperature=5e-324),
-        lambda: sw.SparseCLR(margin=1e38, temperature=1e-3),
-        lambda: sw.NTXent(clamp=-1e38, temperature=1e-3),
-        lambda: sw.AssignmentLoss(smoothing="entropy", margin=1e38, temperature=1e-3),
+        (sw.InfoNCE, {"temperature": 1e-300}),
+        (sw.NTLogistic, {"temperature": 5e-324}),
+        (sw.SparseCLR, {"margin": 1e38, "temperature": 1e-3}),
+        (sw.NTXent, {"clamp": -1e38, "temperature": 1e-3}),
+        (sw.AssignmentLoss, {"smoothing": "entropy", "margin": 1e38, "temperature": 1e-3}),
     ],
 )
-def test_a_temperature_too_low_for_what_is_divided_by_it(make):
+def test_a_temperature_too_low_for_what_is_divided_by_it(make, options):
     with pytest.raises(ValueError, match="divided by temperature"):
-        make()
+        make(**options)
 
 
-def test_a_weighted_sum_that_overflows_is_told_as_one():
+def test_a_weighted_sum_that_overflows_is_reported():
     loss = sw.SetContrastive(sw.NTXent(), 3e38, alpha=3e38)
     with pytest.raises(ValueError, match="that torch.float32 can hold, got an overflow"):
         loss(good(), good())
@@ -237,10 +190,6 @@ def test_numpy_numbers_are_numbers(kind):
 
 def test_sizes_a_loss_cannot_take():
     z = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
-    with pytest.raises(ValueError, match="at most 16 rows"):
-        sw.AssignmentLoss(mining="one-to-one", smoothing="entropy")(z, z)
-    with pytest.raises(ValueError, match="at most 7 rows"):
-        sw.AssignmentLoss(mining="one-to-one", smoothing="sparse")(z, z)
     with pytest.raises(ValueError, match='go with smoothing="none"'):
         sw.AssignmentLoss(mining="one-to-one", smoothing="sinkhorn")(z, z, z)
     with pytest.raises(ValueError, match="at least two rows .* by drop_last=True, .*add-qare#rows"):
@@ -274,7 +223,7 @@ DISTANCES = [
 
 @pytest.mark.parametrize("loss", DISTANCES, ids=lambda x: type(x).__name__)
 @pytest.mark.parametrize("gradient", [False, True])
-def test_an_overflow_is_told_as_one(loss, gradient):
+def test_an_overflow_is_reported(loss, gradient):
     z_a, z_b = 1e20 * torch.randn(2, 50, 3, generator=torch.Generator().manual_seed(0))
     message = "that torch.float32 can hold, got an overflow; scale or normalise the embeddings, or use float64"
     with pytest.raises(ValueError, match=message):

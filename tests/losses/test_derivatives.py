@@ -41,10 +41,27 @@ LOSSES = [
 def test_products_with_a_derivative_of_the_gradient_are_refused_and_others_right(views, loss):
     n = 6 if getattr(loss, "options", {}).get("mining") == "one-to-one" else 48  # room for leading eigenvalues
     z, b = (x.detach() for x in views(n, 3))
+    refused = "expected one derivative at most|derivative .* is not implemented|'_cdist_backward' is not implemented"
     for product in (jvp, hvp, vhp):
-        with pytest.raises(RuntimeError, match="expected one derivative at most|'_cdist_backward' is not implemented"):
+        with pytest.raises(RuntimeError, match=refused):
             product(lambda x: loss(x, b), z, torch.ones_like(z))
     leaf = z.clone().requires_grad_()
     (expected,) = torch.autograd.grad(loss(leaf, b), leaf)
+    value = loss(leaf, b)
+    (gradient,) = torch.autograd.grad(value, leaf, create_graph=True)
+    torch.testing.assert_close(gradient, expected)
+    with pytest.raises(RuntimeError, match=refused):
+        torch.autograd.grad(gradient.square().sum(), leaf, allow_unused=True, retain_graph=True)
+    with pytest.raises(RuntimeError, match=refused):
+        (value + gradient.square().sum()).backward()
     torch.testing.assert_close(vjp(lambda x: loss(x, b), z)[1], expected)
     torch.testing.assert_close(jacobian(lambda x: loss(x, b), z), expected)
+
+
+def test_the_gradients_of_a_network_have_no_derivative_in_its_weights():
+    torch.manual_seed(0)
+    network = torch.nn.Linear(3, 2)
+    loss = sw.InfoNCE()(network(torch.randn(5, 3)), torch.randn(5, 2))
+    gradients = torch.autograd.grad(loss, list(network.parameters()), create_graph=True)
+    with pytest.raises(RuntimeError, match="expected one derivative at most"):
+        torch.autograd.grad(gradients[0].sum(), list(network.parameters()), allow_unused=True)

@@ -62,7 +62,3 @@ def test_the_same_with_and_without_the_kernel(views, monkeypatch, name, more):
     assert calls
     for without, with_it in zip(*found, strict=True):
         torch.testing.assert_close(with_it, without)
-
-
-def test_without_a_gpu_there_is_no_kernel():
-    assert not structured.kernels.have_row_losses(torch.zeros(3, 3))

@@ -153,40 +153,20 @@ class TestCell:
         loss.backward()
         assert z_a.grad.abs().max() < 1e-12
 
-    def test_identical_rows_are_finite(self, mining, smoothing, similarity):
-        z = torch.ones(5, 3, dtype=torch.float64, requires_grad=True)
-        loss = self.loss(mining, smoothing, similarity)(z, z.detach())
-        loss.backward()
-        assert loss.isfinite()
-        assert loss >= 0
-        assert z.grad.isfinite().all()
-
     @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-    def test_scale_1e4_and_every_dtype_is_finite(self, views, mining, smoothing, similarity, dtype):
-        z_a, z_b = ((1e4 * z.detach()).to(dtype).requires_grad_() for z in views(5, 3))
-        loss = self.loss(mining, smoothing, similarity)(z_a, z_b)
-        assert loss.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-        loss.backward()
-        assert loss.isfinite()
-        assert z_a.grad.isfinite().all()
-        assert z_a.grad.dtype == dtype
-
-    def test_zero_rows(self, views, mining, smoothing, similarity):
-        z_a, z_b = views(5, 3)
-        z_a.data[2] = 0
-        self.loss(mining, smoothing, similarity)(z_a, z_b).backward()
-        assert z_a.grad.isfinite().all()
-        if similarity == "cosine":
-            assert z_a.grad[2].abs().max() == 0
-
-    def test_reductions(self, views, mining, smoothing, similarity):
-        z_a, z_b = views(5, 3)
-        temperature = 1.0 if smoothing == "none" else 0.4
-        mean, total = (
-            self.loss(mining, smoothing, similarity, temperature=temperature, reduction=r)(z_a, z_b)
-            for r in ("mean", "sum")
-        )
-        torch.testing.assert_close(mean * 5 * temperature, total)
+    def test_large_equal_and_zero_rows_in_every_dtype(self, views, mining, smoothing, similarity, dtype):
+        a, b = (z.detach() for z in views(5, 3))
+        zero, ones = a.clone(), torch.ones(5, 3)
+        zero[2] = 0
+        for z_a, z_b in ((1e4 * a, 1e4 * b), (zero, b), (ones, ones)):
+            z_a = z_a.to(dtype).requires_grad_()
+            loss = self.loss(mining, smoothing, similarity)(z_a, z_b.to(dtype))
+            assert loss.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+            loss.backward()
+            assert loss.isfinite()
+            assert z_a.grad.isfinite().all()
+            if similarity == "cosine" and not z_a[2].any():
+                assert z_a.grad[2].abs().max() == 0
 
 
 @pytest.mark.parametrize("smoothing", ["entropy", "sparse"])

@@ -202,16 +202,8 @@ def test_blocks_keep_no_matrix_of_all_pairs(views):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             nonlocal largest
             out = func(*args, **(kwargs or {}))
-            largest = max(
-                [
-                    largest,
-                    *(
-                        x.numel()
-                        for x in (out if isinstance(out, tuple) else (out,))
-                        if x is not None and isinstance(x, Tensor)
-                    ),
-                ]
-            )
+            made = out if isinstance(out, tuple) else (out,)
+            largest = max([largest, *(x.numel() for x in made if isinstance(x, Tensor))])
             return out
 
     with Watch():
@@ -264,14 +256,6 @@ def test_leading_eigenvalues_without_gradients_and_with_them_again(views):
     check_without_gradients(sw.QARe(similarity="euclidean", spectrum="topk", k=2), *views(64, 4))
 
 
-def test_leading_eigenvalues_with_another_default_device(views):
-    loss, (z_a, z_b) = sw.QARe(similarity="euclidean", spectrum="topk", k=2), views(64, 4)
-    expected = loss(z_a, z_b)
-    _random_block.cache_clear()
-    with torch.device("meta"):
-        torch.testing.assert_close(loss(z_a, z_b), expected)
-
-
 def test_an_export_leaves_nothing_behind_in_the_process(views):
     loss, (z_a, z_b) = sw.QARe(similarity="euclidean", spectrum="topk", k=2), views(64, 4)
     expected = loss(z_a, z_b)
@@ -319,9 +303,10 @@ class TestEveryLoss:
     # Dynamo's own, when it meets an autograd.Function.
     @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
     def test_compiles(self, views, loss):
+        torch.compiler.reset()  # all losses have one forward, of which torch compiles no more than eight
         z_a, z_b = (z.detach().float().requires_grad_() for z in views(6, 4))
         eager = loss(z_a, z_b)
-        compiled = torch.compile(loss, backend="aot_eager")(z_a, z_b)
+        compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)(z_a, z_b)
         torch.testing.assert_close(compiled, eager)
         torch.testing.assert_close(*(torch.autograd.grad(x, z_a)[0] for x in (compiled, eager)))
 
@@ -337,61 +322,17 @@ def test_one_to_one_compiles_around_its_solver(views, smoothing):
     torch.testing.assert_close(*(torch.autograd.grad(x, z_a)[0] for x in (compiled, eager)))
 
 
-@pytest.mark.parametrize("smoothing", ASSIGNMENT_SMOOTHINGS)
-def test_cells_with_another_default_device(views, smoothing):
-    loss, (z_a, z_b) = sw.AssignmentLoss(mining="one-to-one", smoothing=smoothing), views(6, 4)
-    expected = loss(z_a, z_b)
-    _subsets.cache_clear()
-    with torch.device("meta"):
-        torch.testing.assert_close(loss(z_a, z_b), expected)
-
-
-def test_large_scores_do_not_overflow(views):
-    z_a, z_b = views(6, 4, dtype=torch.float32)
-    z_a, z_b = (1e4 * z for z in (z_a, z_b))
-    for loss in (sw.InfoNCE(similarity="sqeuclidean"), sw.SparseCLR(similarity="sqeuclidean"), sw.NTXent()):
-        assert loss(z_a, z_b).isfinite()
-
-
-@pytest.mark.parametrize("similarity", ["cosine", "euclidean", "sqeuclidean"])
 @pytest.mark.parametrize(
-    "make",
+    ("loss", "items"),
     [
-        sw.InfoNCE,
-        sw.NTXent,
-        sw.SparseCLR,
-        sw.QARe,
-        lambda similarity: sw.SetContrastive(sw.InfoNCE(similarity=similarity)),
+        *((sw.AssignmentLoss(mining="one-to-one", smoothing=smoothing), 6) for smoothing in ASSIGNMENT_SMOOTHINGS),
+        (sw.QARe(similarity="euclidean", spectrum="topk", k=2), 64),
     ],
 )
-def test_a_derivative_of_the_gradient_is_refused_and_not_silently_zero(make, similarity):
-    torch.manual_seed(0)
-    a, b = torch.randn(2, 6, 3, dtype=torch.float64)
-    a.requires_grad_()
-    loss = make(similarity=similarity)(a, b)
-    (gradient,) = torch.autograd.grad(loss, a, create_graph=True)
-    torch.testing.assert_close(gradient, torch.autograd.grad(make(similarity=similarity)(a, b), a)[0])
-    refused = pytest.raises(RuntimeError, match="expected one derivative at most|derivative .* is not implemented")
-    with refused:
-        torch.autograd.grad(gradient.square().sum(), a, allow_unused=True, retain_graph=True)
-    with refused:
-        torch.autograd.functional.hessian(lambda x: make(similarity=similarity)(x, b), a)
-    with refused:
-        (loss + gradient.square().sum()).backward()
-
-
-def test_the_gradients_of_a_network_have_no_derivative_in_its_weights():
-    torch.manual_seed(0)
-    network = torch.nn.Linear(3, 2)
-    loss = sw.InfoNCE()(network(torch.randn(5, 3)), torch.randn(5, 2))
-    gradients = torch.autograd.grad(loss, list(network.parameters()), create_graph=True)
-    with pytest.raises(RuntimeError, match="expected one derivative at most"):
-        torch.autograd.grad(gradients[0].sum(), list(network.parameters()), allow_unused=True)
-
-
-def test_the_first_option_may_be_positional():
-    assert repr(sw.InfoNCE(0.2)) == repr(sw.InfoNCE(temperature=0.2))
-    assert repr(sw.NTXent(0.2)) == repr(sw.NTXent(temperature=0.2))
-    assert repr(sw.NTLogistic(0.2)) == repr(sw.NTLogistic(temperature=0.2))
-    assert repr(sw.SparseCLR(0.2)) == repr(sw.SparseCLR(margin=0.2))
-    assert repr(sw.TripletMargin(0.2)) == repr(sw.TripletMargin(margin=0.2))
+def test_another_default_device(views, loss, items):
+    z_a, z_b = views(items, 4)
+    expected = loss(z_a, z_b)
+    _subsets.cache_clear()
+    _random_block.cache_clear()
+    with torch.device("meta"):
+        torch.testing.assert_close(loss(z_a, z_b), expected)

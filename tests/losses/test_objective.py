@@ -61,7 +61,7 @@ def test_terms_that_make_no_number(views):
 
 
 @pytest.mark.parametrize(
-    ("table", "said"),
+    ("table", "message"),
     [
         ("info-nec", "expected the loss to be registered.*did you mean 'info-nce'"),
         (3, "expected the loss by its name, or a table with 'loss', got 3"),
@@ -76,6 +76,6 @@ def test_terms_that_make_no_number(views):
         ({"loss": "info-nce", "terms": ["qare", {"term": "gap", "on": "features"}]}, "all on the features, got both"),
     ],
 )
-def test_bad_tables(table, said):
-    with pytest.raises(ValueError, match=said):
+def test_bad_tables(table, message):
+    with pytest.raises(ValueError, match=message):
         build(Objective.read(table))

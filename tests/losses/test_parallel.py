@@ -18,6 +18,19 @@ from setwise.losses.modules import Function, WeightedTerms
 from setwise.losses.parallel import Processes
 
 TOTAL, DIMENSIONS = 12, 3
+
+
+class ThreeViews(nn.Module):
+    """A loss of three views, the third of which is made of the others."""
+
+    def __init__(self, loss: nn.Module) -> None:
+        super().__init__()
+        self.loss = loss
+
+    def forward(self, z_a: Tensor, z_b: Tensor) -> Tensor:
+        return self.loss([z_a, z_b, 2 * z_a - z_b])
+
+
 WIDE = {"wide-qare": lambda: sw.QARe(), "wide-gap": lambda: sw.QARe(reference="truth")}  # on more dimensions than items
 LOSSES = {
     "infonce": lambda: sw.InfoNCE(temperature=0.3),
@@ -38,6 +51,7 @@ LOSSES = {
     "qare-sqeuclidean": lambda: sw.QARe(similarity="sqeuclidean", bound="best"),
     "qare-clamp": lambda: sw.QARe(clamp=1e-8, normalization="n(n-1)"),
     "set": lambda: sw.SetContrastive(sw.NTXent(), beta=0.7),
+    "three-views": lambda: ThreeViews(sw.SetContrastive(sw.InfoNCE(0.3), beta=0.7)),
     "terms": lambda: sw.SetContrastive(sw.NTXent(), 0.5, terms(gap=(3.0, sw.QARe(reference="truth")))),
 }
 

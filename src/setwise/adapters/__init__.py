@@ -1,1 +1,1 @@
-"""Other libraries' interfaces, one file each. Nothing here is imported until it is asked for by its own name."""
+"""Other libraries' interfaces, one file each. Each is imported only by its own name."""

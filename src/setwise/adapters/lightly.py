@@ -17,16 +17,15 @@ from torch import Tensor, nn
 
 from setwise.checks import check_loss, check_number
 from setwise.losses.modules import NTXent, SetContrastive
-from setwise.losses.parallel import distributed
+from setwise.losses.parallel import Processes, distributed
 
 
 class Criterion(nn.Module):
-    """Any ``loss(z_a, z_b)`` that becomes the one over all processes when there are some.
+    """Any ``loss(z_a, z_b)``; with ``gather_distributed`` it is over the batch of all processes.
 
-    As in lightly it may be made before the processes have found each other: with ``gather_distributed`` the first
-    call with more than one process switches to ``setwise.distributed``. Its value is then the loss of the whole batch,
-    the same on every process, where lightly's is that of the process's own rows, whose mean it is; after DDP's
-    averaging the gradients are the same.
+    As in lightly, it may be made before torch.distributed is initialised: the first call with more than one process
+    switches to ``setwise.distributed``. Every process then has the loss of the whole batch; lightly gives each process
+    the loss of its own rows, of which ours is the mean. After DDP's averaging the gradients are the same.
     """
 
     def __init__(self, loss: Callable[..., Tensor], gather_distributed: bool = False) -> None:
@@ -39,7 +38,7 @@ class Criterion(nn.Module):
 
     def forward(self, out0: Tensor, out1: Tensor) -> Tensor:
         """The loss of two views [N, E] of the same items, unnormalised."""
-        if self.gather_distributed and not self._gathers and dist.is_initialized() and dist.get_world_size() > 1:
+        if self.gather_distributed and not self._gathers and Processes().size > 1:
             self.loss, self._gathers = distributed(self.loss), True
         return self.loss(out0, out1)
 

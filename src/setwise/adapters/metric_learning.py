@@ -21,7 +21,7 @@ BaseRegularizer: Any = regularizers.BaseRegularizer
 
 Layout = Literal["halves", "interleaved"]
 LAYOUTS = ("halves", "interleaved")
-FEWEST_PAIRS = 2  # one pair has no other to be told from
+FEWEST_PAIRS = 2  # one pair has no negatives
 CALLERS = 24  # frames from a regulariser up to SelfSupervisedLoss: 9 in 2.9, some more with hooks or wrappers
 
 
@@ -34,9 +34,9 @@ class QAReRegularizer(BaseRegularizer):  # type: ignore[misc]
     [2N, E]: "halves" is [a_0, ..., a_N, b_0, ..., b_N], as ``SelfSupervisedLoss`` concatenates them; "interleaved" is
     [a_0, b_0, a_1, b_1, ...], which stays right where a wrapper concatenates the batches of many processes.
 
-    A regulariser is handed the embeddings alone, and one view of an even number of items looks just like two of half
-    as many. So the loss that calls is looked at too: ``SelfSupervisedLoss(symmetric=False)``, which hands over one
-    view only, is an error, and so are labels (where they are on the CPU) by which the batch is not laid out in pairs.
+    A regulariser sees the embeddings alone, and one view of an even number of items looks just like two of half as
+    many. So it inspects the loss that calls it: ``SelfSupervisedLoss(symmetric=False)``, which passes one view only, is
+    an error. So are labels on the CPU that contradict the layout.
     """
 
     def __init__(
@@ -83,9 +83,9 @@ class SetLoss(BaseMetricLossFunction):  # type: ignore[misc]
         loss = SetLoss(setwise.SetContrastive(setwise.InfoNCE(), beta=0.5))
         loss(embeddings, labels)
 
-    The items of each label are paired in their order, the first with the second and so on; one that is left over is
-    left out. Fewer than two pairs give a loss of 0 with gradient 0. Two pairs of one label are told apart like any
-    others: draw two items a label (``MPerClassSampler`` with m=2) where that is not meant.
+    The items of each label are paired in order, the first with the second and so on; an odd one is left out. Fewer than
+    two pairs give a loss of 0 with gradient 0. Two pairs of one label are negatives of each other: draw two items per
+    label (``MPerClassSampler`` with m=2) to avoid that.
     """
 
     def __init__(
@@ -123,9 +123,9 @@ class SetLoss(BaseMetricLossFunction):  # type: ignore[misc]
 def label_pairs(labels: Tensor) -> tuple[Tensor, Tensor]:
     """Places of pairs of equal label, int64 [P] each: per label the first and second, the third and fourth, ..."""
     order = labels.argsort(stable=True)
-    found = labels[order]
-    rank = torch.arange(len(labels), device=labels.device) - torch.searchsorted(found, found)  # within its label
-    first = ((rank[:-1] % 2 == 0) & (found[:-1] == found[1:])).nonzero().flatten()
+    ordered = labels[order]
+    rank = torch.arange(len(labels), device=labels.device) - torch.searchsorted(ordered, ordered)  # within its label
+    first = ((rank[:-1] % 2 == 0) & (ordered[:-1] == ordered[1:])).nonzero().flatten()
     return order[first], order[first + 1]
 
 

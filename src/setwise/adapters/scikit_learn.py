@@ -23,7 +23,7 @@ from setwise.runs import choose_device
 from setwise.training.errors import Interrupted
 from setwise.training.loop import RunOptions, train
 
-CHANNELS = (1, 3)  # grey and colour; of another number nobody could tell which axis it is
+CHANNELS = (1, 3)  # grey and colour; another number would leave open which axis holds the channels
 SMALLEST = 8  # pixels a side: Conv-4 halves the image three times
 NEEDS_LABELS = {"supervised": "its targets", "deepcluster": "whose number sets that of its clusters"}
 
@@ -85,8 +85,7 @@ class SetwiseEncoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         weight, labels = next(self.encoder_.parameters()), torch.zeros(len(images), dtype=torch.long)
         data = ImageSet("arrays", "test", images, labels, ("",), self.mean_, self.std_)
         precision = "float64" if weight.dtype == torch.float64 else "float32"
-        found = extract(self.encoder_, data, device=weight.device, precision=precision)
-        return np.asarray(found.cpu())
+        return np.asarray(extract(self.encoder_, data, device=weight.device, precision=precision).cpu())
 
     def _recipe(self) -> Recipe:
         recipe = self.recipe if isinstance(self.recipe, Recipe) else recipe_of_name(self.recipe)
@@ -157,5 +156,5 @@ def _mean_and_std(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]
     means = [float(s @ levels / s.sum()) for s in shares]
     stds = [float((s @ (levels - m).square() / s.sum()).sqrt()) for s, m in zip(shares, means, strict=True)]
     if not min(stds):
-        raise ValueError("expected images that differ somewhere in every channel, got a constant one; it says nothing")
+        raise ValueError("expected images that differ somewhere in every channel, got a constant one; leave it out")
     return tuple(means), tuple(stds)

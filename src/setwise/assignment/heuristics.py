@@ -174,8 +174,8 @@ def descend(a: Floats, b: Floats, linear: Floats, rng: np.random.Generator, init
         if change[0] >= -ROUNDING * scale(a, b, linear):
             break
         swaps.move(u, v, change)
-    found: Ints = swaps.p[0]
-    return found
+    best: Ints = swaps.p[0]
+    return best
 
 
 def tabu(a: Floats, b: Floats, linear: Floats, rng: np.random.Generator, steps_per_row: int) -> Ints:
@@ -190,10 +190,10 @@ def tabu(a: Floats, b: Floats, linear: Floats, rng: np.random.Generator, steps_p
     pool, values = p[:0], np.empty(0)
     penalty = 4 * scale(a, b, linear)
     for done in range(0, steps, ROUND_STEPS * n):
-        found, reached = _walk(_Swaps(a, b, linear, p), min(ROUND_STEPS * n, steps - done), penalty, rng)
+        ends, reached = _walk(_Swaps(a, b, linear, p), min(ROUND_STEPS * n, steps - done), penalty, rng)
         # One permutation of each value: without this rule the pool soon holds copies of a few.
         values, first = np.unique(np.append(values, reached), return_index=True)
-        pool, values = np.concatenate((pool, found))[first[:walks]], values[:walks]
+        pool, values = np.concatenate((pool, ends))[first[:walks]], values[:walks]
         p = _children(pool, walks, rng)
     best: Ints = pool[0]
     return best

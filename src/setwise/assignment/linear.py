@@ -55,7 +55,7 @@ def solve_linear(cost: Tensor, *, maximize: bool = False) -> Tensor:
 
 def _refusal(cost: NDArray[Any], forbidden: float) -> str:
     """Why there is no best assignment of one problem."""
-    if not (np.isfinite(cost) | (cost == forbidden)).all():  # of an accelerator, or compiled: not looked at before
+    if not (np.isfinite(cost) | (cost == forbidden)).all():  # on an accelerator, or compiled: not checked before
         return f"to be finite or {forbidden}, got NaN or {-forbidden}; look for an overflow before it"
     empty = (cost == forbidden).all(1).nonzero()[0].tolist()
     got = f"row {empty[0]} with every pair forbidden" if empty else "rows that share too few allowed columns"
@@ -67,7 +67,7 @@ def matching_accuracy(z_a: Tensor, z_b: Tensor, *, similarity: Similarity = "euc
 
     ``z_a``, ``z_b`` [N, E] are the two views of the same N items in the same order. The paper calls this the mean
     Hamming distance to the true assignment; it is one minus that. Ties know nothing of the truth: the columns are
-    looked at in a fixed random order, so that an encoder that maps all items to one point gets about 1/N right.
+    searched in a fixed random order, so that an encoder that maps all items to one point gets about 1/N right.
 
     Examples:
         >>> z = torch.eye(4)

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
-
 import numpy as np
-from numpy.typing import NDArray
 
-from setwise.assignment.heuristics import ROUNDING, objectives, scale
+from setwise.assignment.heuristics import ROUNDING, Floats, Ints, objectives, scale
 from setwise.assignment.linear import best_columns
-
-Floats: TypeAlias = NDArray[np.float64]
-Ints: TypeAlias = NDArray[np.int64]
 
 CHUNK = 4096  # nodes of the search tree handled together: enough to hide Python, little memory
 
@@ -64,9 +58,9 @@ def branch_and_bound(a: Floats, b: Floats, linear: Floats, best: Ints) -> Ints:
         parent, child = np.nonzero(keep)
         if len(parent):
             stack.append((np.c_[p[parent], free[parent, child]], cost[parent] + given[parent, 0, child]))
-    found = np.empty_like(best)
-    found[order] = best
-    return found
+    permutation = np.empty_like(best)
+    permutation[order] = best
+    return permutation
 
 
 def _least_pairs(a: Floats, b: Floats, free: Ints) -> Floats:

@@ -147,7 +147,7 @@ def _check_permutation(p: Tensor, n: int, name: str) -> None:
 
 def _float64(x: Tensor, name: str) -> Tensor:
     values = x.detach().to("cpu", torch.float64)
-    check_floating(values, name)  # the values of an accelerator's tensor have not been looked at yet
+    check_floating(values, name)  # on an accelerator the values are not checked yet
     return values
 
 

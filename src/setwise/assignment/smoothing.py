@@ -77,7 +77,8 @@ def row_maximum(theta: Tensor, *, smoothing: Smoothing) -> Maximum:
     """
     check_option(smoothing, ROW_SMOOTHINGS, 'smoothing with mining="batch-hard"')
     _check_scores(theta)
-    return best_rows(theta, smoothing=smoothing)
+    with torch.no_grad():
+        return best_rows(theta, smoothing=smoothing)
 
 
 def _check_scores(theta: Tensor) -> None:
@@ -94,9 +95,8 @@ def _check_scores(theta: Tensor) -> None:
             )
 
 
-@torch.no_grad()
 def best_rows(theta: Tensor, *, smoothing: Smoothing) -> Maximum:
-    """``row_maximum`` of scores that nobody has to check."""
+    """``row_maximum`` without its checks, for callers that record no gradient."""
     largest = theta.amax(-1)
     largest = largest + (largest - largest)  # an infinite one is NaN from here on
     if smoothing == "none":
@@ -132,7 +132,7 @@ def assignment_maximum(theta: Tensor, *, smoothing: Smoothing) -> Maximum:
 
 @torch.no_grad()
 def best_assignment(theta: Tensor, *, smoothing: Smoothing) -> Maximum:
-    """``assignment_maximum`` of scores that nobody has to check."""
+    """``assignment_maximum`` without its checks."""
     n, m = theta.shape
     if n != m and smoothing != "none":
         raise ValueError(

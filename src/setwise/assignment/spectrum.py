@@ -257,11 +257,9 @@ class _OrderedDot(torch.autograd.Function):
 
 
 def ordered_dot(pair: Compressed, *, largest: bool) -> Tensor:
-    """<λ_A, λ_B>_+ (``largest``) or <λ_A, λ_B>_-, counting every repeated eigenvalue. In float32 at least."""
-    with autocast_off(pair.core):
-        core, rest = full_precision(pair.core), full_precision(pair.rest)
-        value: Tensor = _OrderedDot.apply(core, rest, pair.size, largest)  # type: ignore[no-untyped-call]
-        return value
+    """<λ_A, λ_B>_+ (``largest``) or <λ_A, λ_B>_-, counting every repeated eigenvalue."""
+    value: Tensor = _OrderedDot.apply(*pair, largest)  # type: ignore[no-untyped-call]
+    return value
 
 
 class _CosineDot(torch.autograd.Function):

@@ -13,7 +13,7 @@ is what everyone calls InfoNCE. Half-precision embeddings give float32 losses, a
 
 ``temperature`` may be a tensor [], a parameter or a function of one, and gets its gradient. Keep it above 0: learn its
 logarithm, ``info_nce(z_a, z_b, temperature=log_temperature.exp())``, or clamp it after each step, as CLIP does. On a
-GPU its value is not looked at; a bad one shows in the loss.
+GPU nothing checks its value; a bad one shows in the loss.
 
 ``peers`` makes a loss that of the batches of many processes together, see ``setwise.losses.parallel``.
 """
@@ -21,28 +21,19 @@ GPU its value is not looked at; a bad one shows in the loss.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
 from setwise.assignment.smoothing import Mining, Smoothing
-from setwise.checks import check_embeddings, check_matrix, check_option, check_overflow
-from setwise.losses.options import Reduction, Temperature, check_assignment_options, check_row_options
+from setwise.checks import check_matrix, check_overflow
+from setwise.losses.options import Reduction, Temperature, check_options, check_temperature, public, words_of
 from setwise.losses.parallel import Processes
 from setwise.losses.set_level import qare, quadratic_assignment_loss
-from setwise.losses.structured import (
-    all_losses,
-    cross_losses,
-    divide,
-    scores_in_units,
-    shared_temperature,
-    sides,
-    structured_loss,
-)
-from setwise.similarity import Similarity, check_similarity, full_precision
+from setwise.losses.structured import all_losses, cross_losses, divide, scores_in_units, sides, structured_loss
+from setwise.similarity import Similarity, full_precision
 
 __all__ = [
     "assignment_loss",
@@ -99,21 +90,26 @@ def score_assignment_loss(
         raise ValueError(
             f"expected scores of shape (N, M) with M >= N, the partner of row i in column i, got {tuple(scores.shape)}"
         )
-    check_assignment_options(mining, smoothing, margin, temperature, reduction)
+    options = {"mining": mining, "smoothing": smoothing, "margin": margin, "reduction": reduction}
+    check_options(options | {"temperature": temperature}, _WORDS)
+    check_temperature({"margin": margin, "temperature": temperature}, scores)
     check_matrix(scores.diagonal()[None], "the diagonal of scores, its true pairs,")
     partner = torch.arange(len(scores), device=scores.device)
     forbidden = scores == -math.inf  # set aside: 0 times infinity would be a learned temperature's gradient
     theta, off = full_precision(scores).masked_fill(forbidden, 0.0), 0.0
-    temperature = shared_temperature(temperature, scores)
     if isinstance(temperature, Tensor):
         theta = divide(theta, partner, temperature, margin)
     else:
         theta, off = theta * (1 / temperature), margin / temperature
     theta = check_overflow(theta, "scores / temperature").masked_fill(forbidden, -math.inf)
     loss = structured_loss(theta, partner, mining, smoothing, off)
-    return _reduce(loss, len(scores), reduction, temperature)
+    return check_overflow(_reduce(loss, len(scores), reduction, temperature), "a loss")
 
 
+_WORDS = words_of(score_assignment_loss)
+
+
+@public
 def assignment_loss(
     z_a: Tensor,
     z_b: Tensor,
@@ -138,20 +134,15 @@ def assignment_loss(
         >>> sw.functional.assignment_loss(a, b, mining="one-to-one")  # as sets they are matched right
         tensor(0.)
     """
-    check_embeddings(z_a, z_b, extra_negatives)
-    check_similarity(similarity)
-    check_assignment_options(mining, smoothing, margin, temperature, reduction)
     partner = torch.arange(len(z_a), device=z_a.device)
-    temperature = shared_temperature(temperature, z_a)
     losses = []
-    for anchors, candidates in sides(z_a, z_b, extra_negatives, symmetric=symmetric, similarity=similarity):
-        theta, off, _ = scores_in_units(
-            anchors, candidates, partner, similarity=similarity, temperature=temperature, margin=margin
-        )
+    for x, y in sides(z_a, z_b, extra_negatives, symmetric, similarity):
+        theta, off, _ = scores_in_units(x, y, partner, similarity, temperature, margin)
         losses.append(structured_loss(theta, partner, mining, smoothing, off).sum())
     return _reduce(torch.stack(losses).mean(), len(z_a), reduction, temperature)
 
 
+@public
 def info_nce(
     z_a: Tensor,
     z_b: Tensor,
@@ -176,23 +167,15 @@ def info_nce(
         >>> sw.functional.info_nce(z, z.roll(1, 0), temperature=0.5)  # every partner is another one's
         tensor(2.3408)
     """
-    check_embeddings(z_a, z_b, extra_negatives)
-    _check_peers(peers, z_a, extra_negatives)
-    check_row_options(similarity, temperature=temperature, block_size=block_size)
     losses = cross_losses(
-        z_a,
-        z_b,
-        extra_negatives,
-        symmetric=symmetric,
-        similarity=similarity,
-        smoothing="entropy",
-        temperature=temperature,
+        *(z_a, z_b, extra_negatives, symmetric, similarity, "entropy", temperature),
         block_size=block_size,
-        peers=peers,
+        processes=peers,
     )
-    return _finish(losses.mean(), peers)
+    return losses.mean() if peers is None else peers.finish(losses.mean())
 
 
+@public
 def nt_xent(
     z_a: Tensor,
     z_b: Tensor,
@@ -216,25 +199,17 @@ def nt_xent(
         >>> sw.functional.nt_xent(z, z)  # log(1 + 6 / e²): six others beside the partner
         tensor(0.5944)
     """
-    check_embeddings(z_a, z_b, extra_negatives)
-    _check_peers(peers, z_a, extra_negatives)
-    check_row_options(similarity, temperature=temperature, block_size=block_size, clamp=clamp)
-    check_option(reduction, ("mean", "log-mean"), "reduction")
     losses = all_losses(
-        z_a,
-        z_b,
-        extra_negatives,
-        similarity=similarity,
-        smoothing="entropy",
-        temperature=temperature,
+        *(z_a, z_b, extra_negatives, similarity, "entropy", temperature),
         clamp=clamp,
         block_size=block_size,
-        peers=peers,
+        processes=peers,
     )
     loss = losses.mean() if reduction == "mean" else math.log(len(losses)) - torch.logsumexp(-losses, 0)
-    return _finish(loss, peers)
+    return loss if peers is None else peers.finish(loss)
 
 
+@public
 def sparse_clr(
     z_a: Tensor,
     z_b: Tensor,
@@ -260,25 +235,15 @@ def sparse_clr(
         >>> sw.functional.sparse_clr(z, z, margin=0.0), sw.functional.sparse_clr(z, z, margin=1.0)
         (tensor(0.), tensor(0.4286))
     """
-    check_embeddings(z_a, z_b, extra_negatives)
-    _check_peers(peers, z_a, extra_negatives)
-    check_row_options(similarity, temperature=temperature, block_size=block_size, margin=margin, clamp=clamp)
-    check_option(candidates, ("all", "cross"), "candidates")
-    options: dict[str, Any] = {
-        "smoothing": "sparse",
-        "margin": margin,
-        "temperature": temperature,
-        "clamp": clamp,
-        "block_size": block_size,
-        "peers": peers,
-    }
+    options = (temperature, margin, clamp, block_size, peers)
     if candidates == "all":
-        losses = all_losses(z_a, z_b, extra_negatives, similarity=similarity, **options)
+        losses = all_losses(z_a, z_b, extra_negatives, similarity, "sparse", *options)
     else:
-        losses = cross_losses(z_a, z_b, extra_negatives, symmetric=False, similarity=similarity, **options)
-    return _finish(losses.mean(), peers)
+        losses = cross_losses(z_a, z_b, extra_negatives, False, similarity, "sparse", *options)
+    return losses.mean() if peers is None else peers.finish(losses.mean())
 
 
+@public
 def triplet_margin(
     z_a: Tensor,
     z_b: Tensor,
@@ -301,14 +266,10 @@ def triplet_margin(
         >>> sw.functional.triplet_margin(z, z, margin=2.0)  # 2 - √2
         tensor(0.5858)
     """
-    check_embeddings(z_a, z_b, extra_negatives)
-    check_row_options(similarity, margin=margin)
-    losses = cross_losses(
-        z_a, z_b, extra_negatives, symmetric=symmetric, similarity=similarity, smoothing="none", margin=margin
-    )
-    return _finish(losses.mean(), None)
+    return cross_losses(z_a, z_b, extra_negatives, symmetric, similarity, "none", margin=margin).mean()
 
 
+@public
 def nt_logistic(
     z_a: Tensor,
     z_b: Tensor,
@@ -331,37 +292,18 @@ def nt_logistic(
         >>> sw.functional.nt_logistic(z, z, temperature=0.5)  # softplus(-2) + softplus(0)
         tensor(0.8201)
     """
-    check_embeddings(z_a, z_b, extra_negatives)
-    check_row_options(similarity, temperature=temperature)
-    check_option(negatives, ("mean", "sum", "hardest"), "negatives")
     partner = torch.arange(len(z_a), device=z_a.device)
-    temperature = shared_temperature(temperature, z_a)
     losses = []
-    for anchors, candidates in sides(z_a, z_b, extra_negatives, symmetric=symmetric, similarity=similarity):
-        logits, _, _ = scores_in_units(anchors, candidates, partner, similarity=similarity, temperature=temperature)
+    for x, y in sides(z_a, z_b, extra_negatives, symmetric, similarity):
+        logits, _, _ = scores_in_units(x, y, partner, similarity, temperature)
         losses.append(softplus(-logits.diagonal()))
         others = logits.masked_fill(torch.eye(*logits.shape, dtype=torch.bool, device=z_a.device), -math.inf)
         if others.shape[1] > 1:
-            reduce: Callable[[Tensor], Tensor] = {
-                "mean": lambda rows: rows.sum(1) / (rows.shape[1] - 1),
-                "sum": lambda rows: rows.sum(1),
-                "hardest": lambda rows: rows.amax(1),
-            }[negatives]
-            losses[-1] = losses[-1] + reduce(softplus(others))
-    return _finish(torch.cat(losses).mean(), None)
+            false = softplus(others)
+            false = false.amax(1) if negatives == "hardest" else false.sum(1)
+            losses[-1] = losses[-1] + (false / (others.shape[1] - 1) if negatives == "mean" else false)
+    return torch.cat(losses).mean()
 
 
 def _reduce(loss: Tensor, rows: int, reduction: Reduction, temperature: Temperature) -> Tensor:
-    return _finish(loss.sum() / rows if reduction == "mean" else loss.sum() * temperature, None)
-
-
-def _finish(loss: Tensor, peers: Processes | None) -> Tensor:
-    return check_overflow(loss if peers is None else peers.finish(loss), "a loss")
-
-
-def _check_peers(peers: Processes | None, z: Tensor, extra: Tensor | None) -> None:
-    if peers is None:
-        return
-    if extra is not None:
-        raise ValueError("expected no extra_negatives for a loss over many processes, got some; all rows are gathered")
-    peers.check_equal_parts(z)
+    return loss.sum() / rows if reduction == "mean" else loss.sum() * temperature

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any, Literal
+from itertools import combinations
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ import setwise.register as register
 from setwise.assignment.smoothing import Mining, Smoothing
 from setwise.assignment.spectrum import Bound
 from setwise.checks import (
+    check_embeddings,
     check_loss,
     check_not_tensor,
     check_number,
@@ -23,21 +25,46 @@ from setwise.checks import (
     see,
 )
 from setwise.losses import functional
-from setwise.losses.options import Reduction, Temperature, check_assignment_options, check_row_options
-from setwise.losses.set_level import Spectrum, check_qare_options, qare
+from setwise.losses.options import Reduction, Temperature, check_options, check_temperature, words_of
+from setwise.losses.set_level import Spectrum, qare
 from setwise.similarity import SIMILARITIES, Similarity
+
+Views = Tensor | Sequence[Tensor]  # [V, N, E], or V tensors [N, E]
+
+
+def pairs_of(views: Views) -> list[tuple[Tensor, Tensor]]:
+    """Every two of V >= 2 views, the earlier one first."""
+    if isinstance(views, Tensor) and views.ndim != 3:
+        raise ValueError(
+            "expected z_b to be a torch.Tensor, got NoneType; give both views, loss(z_a, z_b), or all of them as a "
+            "list or a tensor of shape (V, N, E)"
+        )
+    if not isinstance(views, (Tensor, list, tuple)) or len(views) < 2:
+        got = len(views) if isinstance(views, (Tensor, list, tuple)) else type(views).__name__
+        raise ValueError(f"expected at least two views, as a list or a tensor of shape (V, N, E), got {got}; add some")
+    return [*combinations(views, 2)]
+
+
+def mean_over_pairs(loss: Callable[..., Tensor], views: Views, *extra: Tensor | None) -> Tensor:
+    """The mean of ``loss(z_a, z_b)`` over every two of V >= 2 views."""
+    values = [loss(z_a, z_b, *extra) for z_a, z_b in pairs_of(views)]
+    return values[0] if len(values) == 1 else torch.stack(values).mean()
 
 
 class _Loss(nn.Module):
-    """A function of embeddings with its options fixed. They are shown by ``repr``.
+    """A function of embeddings with its options fixed; ``repr`` shows them.
 
     A temperature that is a tensor is a parameter or a buffer of the module. ``parallel.distributed`` sets ``peers``.
     """
 
     __call__: Callable[..., Tensor]  # to a type checker, for which torch's returns anything
+    function: ClassVar[Any]  # of ``functional``; what lies behind its public door is its ``__wrapped__``
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        """``given``: the options by name, among whatever else; a subclass gives its ``locals()``."""
         super().__init__()
+        options = {name: given.get(name) for name in self.function.__wrapped__.__kwdefaults__}
+        check_options(options, words_of(self.function))
         temperature = options.get("temperature")
         if isinstance(temperature, Tensor):
             options["temperature"] = None
@@ -56,8 +83,24 @@ class _Loss(nn.Module):
     @property
     def similarity(self) -> Similarity:
         """The measure the loss compares embeddings by."""
-        name: Similarity = self.options["similarity"]
+        name: Similarity = self._options["similarity"]
         return name
+
+    def forward(self, z_a: Views, z_b: Tensor | None = None, extra_negatives: Tensor | None = None) -> Tensor:
+        """Loss of two views [N, E] of the same items, with extra negatives [M, E] as further candidates.
+
+        Of more views, ``loss([z_1, z_2, z_3])`` or a tensor [V, N, E]: the mean over every two of them.
+        """
+        if z_b is None:
+            return mean_over_pairs(self, z_a, extra_negatives)
+        z_a = cast(Tensor, z_a)
+        check_embeddings(z_a, z_b, extra_negatives)
+        options = self._options
+        if options.get("temperature", 1.0) is None:
+            options = self.options
+            check_temperature(options, z_a)
+        extra = () if extra_negatives is None else (extra_negatives,)
+        return check_overflow(self.function.__wrapped__(z_a, z_b, *extra, **options), "a loss")
 
     def extra_repr(self) -> str:
         """The options, as they would be written."""
@@ -69,15 +112,22 @@ def _shown(value: object) -> str:
     return repr(value.detach().requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value)
 
 
-@register.loss("assignment", about="Any cell of the grid: row-wise or one-to-one, hard, entropic or sparse.")
+@register.loss(
+    "assignment",
+    about="Any cell of the grid: row-wise or one-to-one, hard, entropic or sparse. Use it for sets matched one-to-one.",
+)
 class AssignmentLoss(_Loss):
     """Any cell of the grid {row-wise, one-to-one} × {hard, entropic, sparse}; see ``functional.assignment_loss``.
+
+    Use it where items are matched one-to-one, or to try a cell that has no name of its own.
 
     Examples:
         >>> loss = sw.AssignmentLoss(mining="one-to-one", smoothing="sinkhorn", temperature=0.5, similarity="cosine")
         >>> loss(torch.eye(4), torch.eye(4))
         tensor(0.3408)
     """
+
+    function = staticmethod(functional.assignment_loss)
 
     def __init__(
         self,
@@ -90,28 +140,16 @@ class AssignmentLoss(_Loss):
         reduction: Reduction = "mean",
         symmetric: bool = False,
     ) -> None:
-        check_row_options(similarity)
-        check_assignment_options(mining, smoothing, margin, temperature, reduction)
-        super().__init__(
-            mining=mining,
-            smoothing=smoothing,
-            margin=margin,
-            temperature=temperature,
-            similarity=similarity,
-            reduction=reduction,
-            symmetric=symmetric,
-        )
-
-    def forward(self, z_a: Tensor, z_b: Tensor, extra_negatives: Tensor | None = None) -> Tensor:
-        """Loss of two views [N, E] of the same items, and extra negatives [M, E] where the cell allows them."""
-        return functional.assignment_loss(z_a, z_b, extra_negatives, **self.options)
+        super().__init__(locals())
 
 
 @register.loss(
-    "info-nce", about="Each row picks its partner by a softmax over the other view's rows: the usual choice."
+    "info-nce", about="Each row picks its partner by a softmax over the other view's rows. Use it first; CLIP does."
 )
 class InfoNCE(_Loss):
     """Row-wise entropic assignment loss, Eq. (13) as mean cross-entropy; see ``functional.info_nce``.
+
+    Use it first, above all where the two views are of different kinds, such as images and texts.
 
     Examples:
         >>> z_a, z_b = torch.eye(4), torch.eye(4)  # yours: embeddings [N, E], row i of both is the same item
@@ -121,6 +159,8 @@ class InfoNCE(_Loss):
         >>> _ = loss.temperature.data.clamp_(min=0.01)  # after each step, since nothing else keeps it above 0
     """
 
+    function = staticmethod(functional.info_nce)
+
     def __init__(
         self,
         temperature: Temperature = 0.05,
@@ -129,19 +169,17 @@ class InfoNCE(_Loss):
         symmetric: bool = False,
         block_size: int | None = None,
     ) -> None:
-        check_row_options(similarity, temperature=temperature, block_size=block_size)
-        super().__init__(
-            temperature=temperature, similarity=similarity, symmetric=symmetric, block_size=block_size, peers=None
-        )
-
-    def forward(self, z_a: Tensor, z_b: Tensor, extra_negatives: Tensor | None = None) -> Tensor:
-        """Loss of two views [N, E] of the same items, with extra negatives [M, E] as further candidates."""
-        return functional.info_nce(z_a, z_b, extra_negatives, **self.options)
+        super().__init__(locals())
 
 
-@register.loss("nt-xent", about="SimCLR's: each view picks its partner among all other views of the batch.")
+@register.loss(
+    "nt-xent",
+    about="SimCLR's: each view picks its partner among all other views of the batch. Use it for small batches.",
+)
 class NTXent(_Loss):
     """SimCLR's loss, every view among the 2N - 1 others; see ``functional.nt_xent``.
+
+    Use it where both views are augmentations of one image: it has twice the negatives of ``InfoNCE``.
 
     Examples:
         >>> sw.NTXent(temperature=0.5)(torch.eye(4), torch.eye(4))
@@ -149,6 +187,8 @@ class NTXent(_Loss):
         >>> sw.NTXent(block_size=256)  # for large batches: 256 rows of scores at a time
         NTXent(temperature=0.5, reduction='mean', similarity='cosine', clamp=None, block_size=256)
     """
+
+    function = staticmethod(functional.nt_xent)
 
     def __init__(
         self,
@@ -159,30 +199,23 @@ class NTXent(_Loss):
         clamp: float | None = None,
         block_size: int | None = None,
     ) -> None:
-        check_row_options(similarity, temperature=temperature, clamp=clamp, block_size=block_size)
-        check_option(reduction, ("mean", "log-mean"), "reduction")
-        super().__init__(
-            temperature=temperature,
-            reduction=reduction,
-            similarity=similarity,
-            clamp=clamp,
-            block_size=block_size,
-            peers=None,
-        )
-
-    def forward(self, z_a: Tensor, z_b: Tensor, extra_negatives: Tensor | None = None) -> Tensor:
-        """Loss of two views [N, E] of the same items, with extra negatives [M, E] as further candidates."""
-        return functional.nt_xent(z_a, z_b, extra_negatives, **self.options)
+        super().__init__(locals())
 
 
-@register.loss("sparse-clr", about="The same with sparsemax: only negatives near the anchor have any weight.")
+@register.loss(
+    "sparse-clr", about="By sparsemax: far negatives have no weight. Use it where many negatives are easy or false."
+)
 class SparseCLR(_Loss):
     """Row-wise sparse assignment loss, Eq. (14) with its sign mended; see ``functional.sparse_clr``.
+
+    Use it where most negatives are easy: only those near the anchor have a gradient.
 
     Examples:
         >>> sw.SparseCLR(margin=1.0)(torch.eye(4), torch.eye(4))
         tensor(0.4286)
     """
+
+    function = staticmethod(functional.sparse_clr)
 
     def __init__(
         self,
@@ -194,49 +227,40 @@ class SparseCLR(_Loss):
         clamp: float | None = None,
         block_size: int | None = None,
     ) -> None:
-        check_row_options(similarity, temperature=temperature, margin=margin, clamp=clamp, block_size=block_size)
-        check_option(candidates, ("all", "cross"), "candidates")
-        super().__init__(
-            margin=margin,
-            candidates=candidates,
-            similarity=similarity,
-            temperature=temperature,
-            clamp=clamp,
-            block_size=block_size,
-            peers=None,
-        )
-
-    def forward(self, z_a: Tensor, z_b: Tensor, extra_negatives: Tensor | None = None) -> Tensor:
-        """Loss of two views [N, E] of the same items, with extra negatives [M, E] as further candidates."""
-        return functional.sparse_clr(z_a, z_b, extra_negatives, **self.options)
+        super().__init__(locals())
 
 
-@register.loss("triplet", about="The hardest negative, by a margin: few items, clean pairs.")
+@register.loss("triplet", about="The hardest negative, by a margin. Use it for few items and clean pairs.")
 class TripletMargin(_Loss):
     """Batch-hard margin triplet loss, Eq. (12); see ``functional.triplet_margin``.
+
+    Use it for few items and clean pairs: one wrong pair is the hardest negative of others.
 
     Examples:
         >>> sw.TripletMargin(margin=2.0)(torch.eye(4), torch.eye(4))  # 2 - √2
         tensor(0.5858)
     """
 
+    function = staticmethod(functional.triplet_margin)
+
     def __init__(self, margin: float = 0.5, *, similarity: Similarity = "euclidean", symmetric: bool = False) -> None:
-        check_row_options(similarity, margin=margin)
-        super().__init__(margin=margin, similarity=similarity, symmetric=symmetric)
-
-    def forward(self, z_a: Tensor, z_b: Tensor, extra_negatives: Tensor | None = None) -> Tensor:
-        """Loss of two views [N, E] of the same items, with extra negatives [M, E] as further candidates."""
-        return functional.triplet_margin(z_a, z_b, extra_negatives, **self.options)
+        super().__init__(locals())
 
 
-@register.loss("nt-logistic", about="Every pair classified on its own as true or false.")
+@register.loss(
+    "nt-logistic", about="Every pair classified on its own as true or false. Use it where items have several partners."
+)
 class NTLogistic(_Loss):
     """Every pair classified on its own as true or false; see ``functional.nt_logistic``.
+
+    Use it where a negative may be a true partner too: candidates do not compete with each other.
 
     Examples:
         >>> sw.NTLogistic(temperature=0.5, negatives="hardest")(torch.eye(4), torch.eye(4))
         tensor(0.8201)
     """
+
+    function = staticmethod(functional.nt_logistic)
 
     def __init__(
         self,
@@ -246,20 +270,17 @@ class NTLogistic(_Loss):
         negatives: Literal["mean", "sum", "hardest"] = "mean",
         symmetric: bool = False,
     ) -> None:
-        check_row_options(similarity, temperature=temperature)
-        check_option(negatives, ("mean", "sum", "hardest"), "negatives")
-        super().__init__(temperature=temperature, similarity=similarity, negatives=negatives, symmetric=symmetric)
-
-    def forward(self, z_a: Tensor, z_b: Tensor, extra_negatives: Tensor | None = None) -> Tensor:
-        """Loss of two views [N, E] of the same items, with extra negatives [M, E] as further candidates."""
-        return functional.nt_logistic(z_a, z_b, extra_negatives, **self.options)
+        super().__init__(locals())
 
 
 @register.term(
-    "qare", about="The paper's regulariser: the spectral bound of the quadratic assignment; keeps items apart."
+    "qare",
+    about="The paper's regulariser, the spectral bound of the quadratic assignment. Use it to keep items apart.",
 )
 class QARe(_Loss):
     """Quadratic assignment regularisation, Eq. (7) and (17), to add to any loss; see ``functional.qare``.
+
+    Use it to keep the items of each set apart, or with ``reference="truth"`` to give both sets one structure.
 
     Examples:
         >>> sw.QARe()(torch.eye(4), torch.eye(4))
@@ -267,6 +288,8 @@ class QARe(_Loss):
         >>> distances = sw.QARe(similarity="euclidean", spectrum="topk", k=8)  # for large batches of plain distances
         >>> gap = sw.QARe(reference="truth")  # zero where both sets have the same structure; not the paper's
     """
+
+    function = staticmethod(qare)
 
     def __init__(
         self,
@@ -281,26 +304,12 @@ class QARe(_Loss):
         clamp: float | None = None,
         center: bool = False,
     ) -> None:
-        check_qare_options(similarity, bound, spectrum, k, reference, normalization, shift, clamp)
-        super().__init__(
-            similarity=similarity,
-            bound=bound,
-            spectrum=spectrum,
-            k=k,
-            reference=reference,
-            normalization=normalization,
-            shift=shift,
-            clamp=clamp,
-            center=center,
-            peers=None,
-        )
-
-    def forward(self, z_a: Tensor, z_b: Tensor) -> Tensor:
-        """The set-level term of two views [N, E] of the same items."""
-        return qare(z_a, z_b, **self.options)
+        super().__init__(locals())
 
 
-@register.term("gap", about="The alignment gap: zero where both sets have the same structure; ours, not the paper's.")
+@register.term(
+    "gap", about="The alignment gap, zero for sets of equal structure. Use it to align sets; it is not the paper's."
+)
 def alignment_gap(
     *,
     similarity: Similarity = "cosine",
@@ -350,9 +359,9 @@ class Function(nn.Module):
         super().__init__()
         self.function = function
 
-    def forward(self, z_a: Tensor, z_b: Tensor) -> Tensor:
-        """What the function gives."""
-        return self.function(z_a, z_b)
+    def forward(self, z_a: Views, z_b: Tensor | None = None) -> Tensor:
+        """The function's value for two views; the mean over every two of more, as a list or a tensor [V, N, E]."""
+        return mean_over_pairs(self.function, z_a) if z_b is None else self.function(z_a, z_b)
 
     def extra_repr(self) -> str:
         """The function."""
@@ -370,15 +379,17 @@ class WeightedTerms(nn.Module):
         for weight in self.weights.values():
             check_number(weight, "weight", least=0)
         made = {name: term if isinstance(term, nn.Module) else Function(term) for name, (_, term) in terms.items()}
-        self.terms = nn.ModuleDict(made)
+        self.terms = nn.ModuleDict({name.replace(".", "·"): term for name, term in made.items()})  # torch allows no "."
 
-    def forward(self, z_a: Tensor, z_b: Tensor) -> Tensor:
-        """The weighted sum of the terms of two views [N, E] of the same items."""
-        total = z_a.new_zeros(())
-        for name, term in self.terms.items():
+    def forward(self, z_a: Views, z_b: Tensor | None = None) -> Tensor:
+        """The weighted sum for two views [N, E]; the mean over every two of more, as a list or a tensor [V, N, E]."""
+        if z_b is None:
+            return mean_over_pairs(self, z_a)
+        total = z_b.new_zeros(())
+        for (name, weight), term in zip(self.weights.items(), self.terms.values(), strict=True):
             value = term(z_a, z_b)
             _check_scalar(value, f"the term {name!r}")
-            total = total + self.weights[name] * value
+            total = total + weight * value
         return total
 
     def extra_repr(self) -> str:
@@ -389,9 +400,9 @@ class WeightedTerms(nn.Module):
 class SetContrastive(nn.Module):
     """A pairwise loss and a set-level regulariser: alpha · pairwise + beta · regulariser, Algorithms 1 and 2.
 
-    ``pairwise`` is any ``loss(z_a, z_b)`` that returns a scalar. The regulariser is by default the ``QARe`` of its
-    similarity, cosine where it does not say. With ``on="features"`` it sees other vectors of the same items than the
-    pairwise loss does, such as an encoder's features before the head: ``loss(z_a, z_b, (h_a, h_b))``.
+    Use it to add a set-level term to any ``loss(z_a, z_b)`` that returns a scalar. The regulariser is by default the
+    ``QARe`` of the pairwise loss's similarity, or of cosine. With ``on="features"`` the regulariser sees other vectors
+    of the same items, such as an encoder's features before the head: ``loss(z_a, z_b, (h_a, h_b))``.
 
     Examples:
         >>> loss = sw.SetContrastive(sw.InfoNCE(temperature=0.5), beta=0.5)  # pairwise + 0.5 · QARe
@@ -435,12 +446,23 @@ class SetContrastive(nn.Module):
         check_share(beta)
         return cls(pairwise, beta, regularizer, alpha=1 - beta)
 
-    def terms(self, z_a: Tensor, z_b: Tensor, features: tuple[Tensor, Tensor] | None = None) -> dict[str, Tensor]:
+    def terms(
+        self, z_a: Views, z_b: Tensor | None = None, features: Sequence[Tensor] | None = None
+    ) -> dict[str, Tensor]:
         """The loss and its two parts before weighting, for logging: "loss", "pairwise", "regularizer".
 
         On a GPU the two parts run side by side: QARe's eigenvalues keep two of its many cores busy.
         """
-        self._check_features(features)
+        if features is not None or self.on == "features":
+            self._check_features(features, 2 if z_b is not None else len(z_a))
+        if z_b is None:
+            pairs = pairs_of(z_a)
+            seen = [None] * len(pairs) if features is None else pairs_of(features)
+            parts = [self.terms(*pair, sets) for pair, sets in zip(pairs, seen, strict=True)]
+            if len(parts) == 1:
+                return parts[0]
+            return {name: torch.stack([part[name] for part in parts]).mean() for name in parts[0]}
+        z_a = cast(Tensor, z_a)
         sets = (z_a, z_b) if features is None else features
         if isinstance(z_a, Tensor) and z_a.is_cuda and not torch.compiler.is_compiling():
             here, side = torch.cuda.current_stream(z_a.device), _side_stream(z_a.device)
@@ -454,14 +476,16 @@ class SetContrastive(nn.Module):
             regularizer.record_stream(here)
         else:
             pairwise, regularizer = self.pairwise(z_a, z_b), self.regularizer(*sets)
-        _check_scalar(pairwise, "pairwise")
-        _check_scalar(regularizer, "regularizer")
         loss = self.alpha * pairwise + self.beta * regularizer
         if isinstance(loss, Tensor):
+            if loss.ndim:
+                _check_scalar(pairwise, "pairwise")
+                _check_scalar(regularizer, "regularizer")
             check_overflow(loss, "a loss")
         return {"loss": loss, "pairwise": pairwise, "regularizer": regularizer}
 
-    def _check_features(self, features: object) -> None:
+    def _check_features(self, features: object, count: int) -> None:
+        """Raise unless there are features of every view where the regulariser sees these, and only there."""
         if isinstance(features, Tensor) and self.on == "embeddings":
             raise ValueError(
                 f"expected two views alone, got a third tensor of shape {tuple(features.shape)}; extra negatives go to "
@@ -473,15 +497,18 @@ class SetContrastive(nn.Module):
             raise ValueError(
                 f'expected features (h_a, h_b) for on="features" and only there, got {got}, on={self.on!r}'
             )
-        pair = features if isinstance(features, (tuple, list)) else ()
-        if features is not None and [isinstance(x, Tensor) for x in pair] != [True, True]:
+        every = features if isinstance(features, (tuple, list)) else ()
+        if [isinstance(x, Tensor) for x in every] != [True] * count:
             raise ValueError(
-                f"expected features to be a pair of tensors (h_a, h_b), got {type(features).__name__}; "
-                "give those of both views"
+                f"expected features to be {'a pair' if count == 2 else count} of tensors (h_a, h_b), got "
+                f"{type(features).__name__}; give those of every view"
             )
 
-    def forward(self, z_a: Tensor, z_b: Tensor, features: tuple[Tensor, Tensor] | None = None) -> Tensor:
-        """The weighted sum for two views [N, E] of the same items, and their features [N, F] if it is on those."""
+    def forward(self, z_a: Views, z_b: Tensor | None = None, features: Sequence[Tensor] | None = None) -> Tensor:
+        """The weighted sum for two views [N, E] of the same items, and their features [N, F] if it is on those.
+
+        Of more views, ``loss([z_1, z_2, z_3])`` or a tensor [V, N, E]: the mean over every two of them.
+        """
         return self.terms(z_a, z_b, features)["loss"]
 
     def extra_repr(self) -> str:

@@ -1,60 +1,114 @@
-"""The options of the pairwise losses: which values there are, and which say nothing together."""
+"""The options of the losses: which values there are, which contradict each other, and where both are checked.
+
+Options are checked once, where they are set: when a module is made, or when a public function is called. Tensors are
+checked once per call, at the public door. What lies behind the door checks nothing.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any, Literal, ParamSpec, cast, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
 
-from setwise.checks import DTYPES, LARGEST, check_count, check_number, check_option, is_number
-from setwise.similarity import Similarity, check_similarity, is_distance
+from setwise.checks import (
+    DTYPES,
+    LARGEST,
+    check_count,
+    check_embeddings,
+    check_number,
+    check_option,
+    check_overflow,
+    is_number,
+    see,
+)
+from setwise.similarity import is_distance
 
+P = ParamSpec("P")
 Temperature = float | Tensor  # a tensor [] may be learned
 Reduction = Literal["mean", "sum"]
-MININGS = ("batch-hard", "one-to-one")
-REDUCTIONS = ("mean", "sum")
 
 
-def check_row_options(
-    similarity: Similarity,
-    *,
-    temperature: Temperature = 1.0,
-    margin: float = 0.0,
-    clamp: float | None = None,
-    block_size: int | None = None,
-) -> None:
-    """Raise on options that no row-wise loss can take."""
-    check_similarity(similarity)
-    check_count(block_size, "block_size")
-    if clamp is not None:
-        check_number(clamp, "clamp")
-        if clamp >= 0 and is_distance(similarity):
-            raise ValueError(
-                f"expected clamp below 0 with similarity {similarity!r}, whose scores are minus distances, got "
-                f"{clamp!r}: all scores would be equal and nothing learnt; clamp=-d is for distances of at most d"
-            )
-    _check_units(temperature, margin, 0.0 if clamp is None else clamp)
+def public(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
+    """The public door of a loss of embeddings: check options and tensors, call ``function``, check for an overflow.
+
+    Modules check their options when they are made, and call ``__wrapped__``: the function itself.
+    """
+    allowed, defaults = words_of(function), function.__kwdefaults__ or {}
+
+    @wraps(function)
+    def checked(z_a: Tensor, z_b: Tensor, *extra: Any, **options: Any) -> Tensor:
+        every = {**defaults, **options}
+        check_options(every, allowed)
+        check_embeddings(z_a, z_b, *extra or (options.get("extra_negatives"),))
+        check_temperature(every, z_a)
+        return check_overflow(function(z_a, z_b, *extra, **options), "a loss")  # type: ignore[arg-type]
+
+    return cast(Callable[P, Tensor], checked)
 
 
-def _check_units(temperature: Temperature, margin: float, clamp: float = 0.0) -> None:
+def words_of(function: Callable[..., object]) -> dict[str, tuple[str, ...]]:
+    """The options of ``function`` that are one of a few words, and these words: what its annotations say."""
+    hints = get_type_hints(function)
+    return {name: get_args(kind) for name, kind in hints.items() if get_origin(kind) is Literal}
+
+
+def check_options(options: Mapping[str, Any], allowed: Mapping[str, tuple[str, ...]]) -> None:
+    """Raise on options of a loss that are unknown or contradict each other."""
+    for name, words in allowed.items():
+        check_option(options[name], words, name)
+    for name in ("block_size", "k"):
+        check_count(options.get(name), name)
+    for name in ("shift", "clamp"):
+        if options.get(name) is not None:
+            check_number(options[name], name)
+    check_number(options.get("margin", 0.0), "margin", least=0)
+    if "spectrum" in options:
+        _check_spectrum(options)
+    elif options.get("clamp") is not None and options["clamp"] >= 0 and is_distance(options["similarity"]):
+        raise ValueError(
+            f"expected clamp below 0 with similarity {options['similarity']!r}, whose scores are minus distances, got "
+            f"{options['clamp']!r}: all scores would be equal and nothing learnt; clamp=-d bounds distances by d"
+        )
+    temperature = options.get("temperature", 1.0)
+    if not isinstance(temperature, Tensor):
+        check_number(temperature, "temperature", above=0)
+        _check_units(temperature, options)
+    elif temperature.ndim or temperature.dtype not in DTYPES:
+        raise ValueError(
+            f"expected temperature to be a number or a floating-point tensor of shape (), got {temperature.dtype} "
+            f"of shape {tuple(temperature.shape)}; temperature.float().reshape(()) makes one of a single number"
+        )
+    if "mining" in options:
+        _check_cell(options["mining"], options["smoothing"], temperature)
+
+
+def check_temperature(options: Mapping[str, Any], z: Tensor) -> None:
+    """Raise unless a temperature that is a tensor is on the device of ``z`` and, where that is the CPU, above 0."""
+    temperature = options.get("temperature")
+    if not isinstance(temperature, Tensor):
+        return
+    if temperature.device != z.device:
+        raise ValueError(
+            f"expected temperature on device {z.device} like the embeddings, got {temperature.device}; "
+            "move the loss: loss.to(z_a.device)"
+        )
+    if torch.compiler.is_compiling() or temperature.device.type != "cpu":
+        return
+    value = temperature.detach().item()
+    if not (is_number(value) and value > 0):
+        raise ValueError(
+            f"expected temperature to stay finite and above 0, got a tensor of {value!r}; "
+            "learn its logarithm and pass the exponential, or clamp it after each step"
+        )
+    _check_units(value, options)
+
+
+def _check_units(temperature: float, options: Mapping[str, Any]) -> None:
     """Raise unless float32 can hold scores up to 1, the margin and the clamp in units of the temperature."""
-    check_number(margin, "margin", least=0)
-    if isinstance(temperature, Tensor):
-        if temperature.ndim or temperature.dtype not in DTYPES:
-            raise ValueError(
-                f"expected temperature to be a number or a floating-point tensor of shape (), got {temperature.dtype} "
-                f"of shape {tuple(temperature.shape)}; temperature.float().reshape(()) makes one of a single number"
-            )
-        if torch.compiler.is_compiling() or temperature.device.type != "cpu":
-            return
-        temperature = temperature.detach().item()
-        if not (is_number(temperature) and temperature > 0):
-            raise ValueError(
-                f"expected temperature to stay finite and above 0, got a tensor of {temperature!r}; "
-                "learn its logarithm and pass the exponential, or clamp it after each step"
-            )
-    check_number(temperature, "temperature", above=0)
+    margin, clamp = options.get("margin", 0.0), options.get("clamp") or 0.0
     if max(1, margin, abs(clamp)) > LARGEST * float(temperature):
         raise ValueError(
             f"expected scores, margin and clamp that float32 can hold once they are divided by temperature, got "
@@ -62,16 +116,31 @@ def _check_units(temperature: Temperature, margin: float, clamp: float = 0.0) ->
         )
 
 
-def check_assignment_options(
-    mining: str, smoothing: str, margin: float, temperature: Temperature, reduction: str
-) -> None:
-    """Raise on options of the assignment losses that are unknown or say nothing together."""
-    check_option(mining, MININGS, "mining")
-    check_option(smoothing, ("none", "entropy", "sparse", "sinkhorn", "sparsemap"), "smoothing")
+def _check_cell(mining: str, smoothing: str, temperature: Temperature) -> None:
+    """Raise on a cell of the grid that does not exist, or where a temperature has no effect."""
     if mining == "batch-hard" and smoothing in ("sinkhorn", "sparsemap"):
         same = {"sinkhorn": "entropy", "sparsemap": "sparse"}[smoothing]
         raise ValueError(f'expected smoothing {same!r} with mining="batch-hard", where it is the same as {smoothing!r}')
-    _check_units(temperature, margin)
     if smoothing == "none" and (isinstance(temperature, Tensor) or temperature != 1.0):
         raise ValueError(f'expected temperature 1.0 with smoothing="none", got {temperature}; it would have no effect')
-    check_option(reduction, REDUCTIONS, "reduction")
+
+
+def _check_spectrum(options: Mapping[str, Any]) -> None:
+    """Raise on eigenvalues that QARe cannot compute that way."""
+    spectrum, k = options["spectrum"], options["k"]
+    if (k is None) == (spectrum == "topk"):
+        raise ValueError(
+            f'expected k (a positive integer) with spectrum="topk" and only there, got {k!r}, {spectrum!r}; '
+            + see("how-to/large-batches#eigenvalues")
+        )
+    if k is not None and options["reference"] == "truth":
+        raise ValueError(
+            'expected spectrum "auto", "dense" or "lowrank" with reference="truth", got "topk": the eigenvalues that '
+            "it leaves out would count as a gap below zero, which learning widens"
+        )
+    if spectrum == "lowrank" and (options["similarity"] == "euclidean" or options["clamp"] is not None):
+        what = "Euclidean distances" if options["clamp"] is None else "clamped similarities"
+        raise ValueError(
+            f'expected spectrum "auto", "dense" or "topk": {what} have full rank, got "lowrank"; '
+            + see("how-to/large-batches#eigenvalues")
+        )

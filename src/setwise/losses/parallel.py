@@ -94,7 +94,7 @@ class Processes:
         return self.rank == 0
 
     def check_equal_parts(self, z: Tensor) -> None:
-        """Raise unless every process holds as many rows; not compiled, and on the CPU only: it waits for the answer."""
+        """Raise unless every process holds as many rows; on the CPU only, since it waits for all processes."""
         if self.size == 1 or z.device.type != "cpu" or torch.compiler.is_compiling():
             return
         counts = self.gather(torch.tensor([len(z)])).tolist()
@@ -144,9 +144,10 @@ def distributed(
 ) -> Loss:
     """A copy of ``loss`` that is over the batches of all processes in ``group`` together.
 
-    ``loss``: InfoNCE, NTXent, SparseCLR, QARe, or a SetContrastive of them. The copy shares their parameters. See the
-    module's text for ``gradient``. In one process it is ``loss`` itself, whichever that is: one script runs both ways.
-    Where torchrun started many, call ``torch.distributed.init_process_group`` first.
+    Use it where each process has a part of the batch. ``loss``: InfoNCE, NTXent, SparseCLR, QARe, or a SetContrastive
+    of them; the copy shares their parameters. See the module's text for ``gradient``. In one process the result is
+    ``loss`` itself, of any kind, so one script runs both ways. Where torchrun started many processes, call
+    ``torch.distributed.init_process_group`` first.
 
     Examples:
         >>> sw.distributed(sw.InfoNCE(temperature=0.5))(torch.eye(4), torch.eye(4))  # torchrun starts many processes
@@ -179,7 +180,7 @@ def distributed(
 
 
 def _parts(loss: object) -> list[object]:
-    """The losses that ``loss`` is made of, or itself; also those that are functions, which no module counts as its."""
+    """The losses that ``loss`` is made of, or itself; functions too, which are no children of a module."""
     if not isinstance(loss, nn.Module):
         return [loss]
     functions = [vars(loss)[name] for name in ("pairwise", "regularizer", "function") if callable(vars(loss).get(name))]

@@ -16,7 +16,6 @@ from torch import Tensor
 from setwise.assignment.linear import solve_linear
 from setwise.assignment.quadratic import quadratic_objective, solve_quadratic
 from setwise.assignment.spectrum import (
-    BOUNDS,
     Bound,
     Compressed,
     compress_dense,
@@ -31,22 +30,13 @@ from setwise.assignment.spectrum import (
     project_ones,
     spectral_bounds,
 )
-from setwise.checks import (
-    check_count,
-    check_embeddings,
-    check_like,
-    check_number,
-    check_option,
-    check_overflow,
-    check_square,
-    see,
-)
+from setwise.checks import check_like, check_option, check_square, see
+from setwise.losses.options import public
 from setwise.losses.parallel import Processes
 from setwise.similarity import (
     Factor,
     Similarity,
     autocast_off,
-    check_similarity,
     full_precision,
     intra_factor,
     is_distance,
@@ -55,9 +45,7 @@ from setwise.similarity import (
 )
 
 Spectrum = Literal["auto", "dense", "lowrank", "topk"]
-SPECTRA = ("auto", "dense", "lowrank", "topk")
 Direction = Literal["distance", "similarity"]
-NORMALIZATIONS = ("n2", "n(n-1)", "none")
 MEAN_ROUNDING = 64  # units of rounding by which a mean of equal items may miss them: 9 were found, for 3 million
 
 
@@ -84,8 +72,8 @@ def quadratic_assignment_loss(
 
     Examples:
         >>> s = torch.cdist(*2 * [torch.tensor([[0.0], [1.0], [3.0]])])
-        >>> found = sw.functional.quadratic_assignment_loss(s, s, s)
-        >>> found.loss <= found.split <= found.spectral
+        >>> bounds = sw.functional.quadratic_assignment_loss(s, s, s)
+        >>> bounds.loss <= bounds.split <= bounds.spectral
         tensor(True)
     """
     check_square(s, "s")
@@ -106,6 +94,7 @@ def quadratic_assignment_loss(
     )
 
 
+@public
 def qare(
     z_a: Tensor,
     z_b: Tensor,
@@ -155,11 +144,9 @@ def qare(
         >>> sw.functional.qare(line, line[[2, 0, 3, 1]], similarity="euclidean", reference="truth")  # another order
         tensor(5.2500)
     """
-    check_embeddings(z_a, z_b)
-    check_qare_options(similarity, bound, spectrum, k, reference, normalization, shift, clamp)
     if peers is not None:
         peers.check_equal_parts(z_a)
-    n = len(z_a) * (1 if peers is None else peers.size)
+    n = z_a.shape[0] * (1 if peers is None else peers.size)
     if normalization == "n(n-1)" and n == 1:
         raise ValueError(
             'expected at least two rows with normalization="n(n-1)", got 1; leave a last batch of one row out by '
@@ -173,7 +160,7 @@ def qare(
     with autocast_off(z_a):
         if few and lowrank and similarity == "cosine" and bound == "eigenvalue" and not center and peers is None:
             z_a, z_b = full_precision(z_a), full_precision(z_b)
-            return check_overflow(cosine_dot(z_a, z_b, shift, gap=reference == "truth", divisor=divisor), "a loss")
+            return cosine_dot(z_a, z_b, shift, gap=reference == "truth", divisor=divisor)
         z = full_precision(torch.stack([z_a, z_b]))
         if center:
             z = _centred(z, peers)
@@ -198,13 +185,13 @@ def qare(
         else:
             value = _factor_term(factor, similarity, bound, reference)
         value = value / divisor
-        return check_overflow(value if peers is None else peers.finish(value), "a loss")
+        return value if peers is None else peers.finish(value)
 
 
 def _centred(z: Tensor, peers: Processes | None) -> Tensor:
     """Both sets [2, N, E] less their means (over all peers); items within rounding of the mean are 0, gradient 0.
 
-    Else that rounding would count as their direction. In float64, where no two float32 items are as near as that.
+    Without this rule, rounding would count as their direction. In float64, where no two float32 items are so near.
     """
     wide = widest_precision(z)
     mean = wide.mean(1)
@@ -270,42 +257,3 @@ def _set_term(
         values.append(sign * (value if projected is None else value + ordered_dot(projected, largest=largest)))
     value = values[0] if len(values) == 1 else torch.minimum(*values)
     return value if true is None else value - true
-
-
-def check_qare_options(
-    similarity: str,
-    bound: str,
-    spectrum: str,
-    k: int | None,
-    reference: str,
-    normalization: str,
-    shift: float | None,
-    clamp: float | None,
-) -> None:
-    """Raise on options of ``qare`` that are unknown or contradict each other."""
-    check_similarity(similarity)
-    check_option(bound, BOUNDS, "bound")
-    check_option(spectrum, SPECTRA, "spectrum")
-    check_option(reference, ("none", "truth"), "reference")
-    check_option(normalization, NORMALIZATIONS, "normalization")
-    check_count(k, "k")
-    if (k is None) == (spectrum == "topk"):
-        raise ValueError(
-            f'expected k (a positive integer) with spectrum="topk" and only there, got {k!r}, {spectrum!r}; '
-            + see("how-to/large-batches#eigenvalues")
-        )
-    if k is not None and reference == "truth":
-        raise ValueError(
-            'expected spectrum "auto", "dense" or "lowrank" with reference="truth", got "topk": the eigenvalues that '
-            "it leaves out would count as a gap below zero, which learning widens"
-        )
-    if shift is not None:
-        check_number(shift, "shift")
-    if clamp is not None:
-        check_number(clamp, "clamp")
-    if spectrum == "lowrank" and (similarity == "euclidean" or clamp is not None):
-        what = "clamped similarities" if clamp is not None else "Euclidean distances"
-        raise ValueError(
-            f'expected spectrum "auto", "dense" or "topk": {what} have full rank, got "lowrank"; '
-            + see("how-to/large-batches#eigenvalues")
-        )

@@ -63,35 +63,24 @@ class _RowLosses(torch.autograd.Function):
 
 def structured_loss(theta: Tensor, partner: Tensor, mining: Mining, smoothing: Smoothing, margin: float) -> Tensor:
     """Losses of rows [N] or of the whole assignment []; ``theta`` is the caller's to overwrite."""
-    _take_margin(theta, partner, margin)
+    if margin:
+        _take_margin(theta, partner, margin)
     loss: Tensor = _FenchelYoung.apply(theta, partner, mining, smoothing)  # type: ignore[no-untyped-call]
     return loss
 
 
 def _take_margin(scores: Tensor, partner: Tensor, margin: float) -> None:
     """S_m = S + m Y_gt on distances takes m off the scores of true pairs. A constant: no gradient to record."""
-    if margin:
-        with torch.no_grad():
-            scores.scatter_add_(1, partner[:, None], scores.new_full((len(scores), 1), -margin))
-
-
-def shared_temperature(temperature: Temperature, z: Tensor, peers: Processes | None = None) -> Temperature:
-    """``temperature`` for scores of ``z``; a tensor is the mean over all peers, so that each has its whole gradient."""
-    if not isinstance(temperature, Tensor):
-        return temperature
-    if temperature.device != z.device:
-        raise ValueError(
-            f"expected temperature on device {z.device} like the embeddings, got {temperature.device}; "
-            "move the loss: loss.to(z_a.device)"
-        )
-    return temperature if peers is None else peers.mean(temperature)
+    with torch.no_grad():
+        scores.scatter_add_(1, partner[:, None], scores.new_full((len(scores), 1), -margin))
 
 
 def divide(scores: Tensor, partner: Tensor, temperature: Tensor, margin: float, clamp: float | None = None) -> Tensor:
     """θ by a temperature with a gradient, which counts margin and clamp; ``scores`` is the caller's to overwrite."""
     if clamp is not None:
         scores = scores.clamp_min(clamp)
-    _take_margin(scores, partner, margin)
+    if margin:
+        _take_margin(scores, partner, margin)
     return scores / temperature
 
 
@@ -99,7 +88,6 @@ def scores_in_units(
     x: Tensor,
     y: Tensor,
     partner: Tensor,
-    *,
     similarity: Similarity,
     temperature: Temperature,
     margin: float = 0.0,
@@ -116,12 +104,11 @@ def row_losses(
     anchors: Tensor,
     candidates: Tensor,
     partner: Tensor,
-    *,
     itself: int | None,
     similarity: Similarity,
     smoothing: Smoothing,
+    temperature: Temperature,
     margin: float = 0.0,
-    temperature: Temperature = 1.0,
     clamp: float | None = None,
     block_size: int | None = None,
 ) -> Tensor:
@@ -131,57 +118,48 @@ def row_losses(
     With ``block_size``, anchors are taken that many at a time and their scores computed again in the backward pass:
     memory R·E + block·M instead of R·M.
     """
-
-    def losses(anchors: Tensor, candidates: Tensor, partner: Tensor, start: int) -> Tensor:
-        theta, off, least = scores_in_units(
-            anchors, candidates, partner, similarity=similarity, temperature=temperature, margin=margin, clamp=clamp
-        )
-        own = None if itself is None else itself + start
-        if smoothing in ("entropy", "sparse") and kernels.have_row_losses(theta):
-            found: Tensor = _RowLosses.apply(  # type: ignore[no-untyped-call]
-                theta, partner, own, smoothing == "sparse", off, least
+    if block_size is not None and block_size < len(anchors):
+        parts = [
+            checkpoint(
+                row_losses,
+                anchors[start : start + block_size],
+                candidates,
+                partner[start : start + block_size],
+                None if itself is None else itself + start,
+                *(similarity, smoothing, temperature, margin, clamp),
+                use_reentrant=False,
+                preserve_rng_state=False,
             )
-            return found
-        if least is not None:
-            theta = theta.clamp_min(least)
-        if own is not None:
-            # No gradient is recorded: none flows into an entry that is never chosen.
-            with torch.no_grad():
-                theta.diagonal(own).fill_(-math.inf)
-        return structured_loss(theta, partner, "batch-hard", smoothing, off)
-
-    if block_size is None or block_size >= len(anchors):
-        return losses(anchors, candidates, partner, 0)
-    parts = [
-        checkpoint(
-            losses,
-            anchors[start : start + block_size],
-            candidates,
-            partner[start : start + block_size],
-            start,
-            use_reentrant=False,
-            preserve_rng_state=False,
+            for start in range(0, len(anchors), block_size)
+        ]
+        return torch.cat(parts)
+    theta, margin, clamp = scores_in_units(anchors, candidates, partner, similarity, temperature, margin, clamp)
+    if smoothing != "none" and kernels.have_row_losses(theta):
+        losses: Tensor = _RowLosses.apply(  # type: ignore[no-untyped-call]
+            theta, partner, itself, smoothing == "sparse", margin, clamp
         )
-        for start in range(0, len(anchors), block_size)
-    ]
-    return torch.cat(parts)
+        return losses
+    if clamp is not None:
+        theta = theta.clamp_min(clamp)
+    if itself is not None:
+        with torch.no_grad():  # no gradient flows into an entry that is never chosen
+            theta.diagonal(itself).fill_(-math.inf)
+    return structured_loss(theta, partner, "batch-hard", smoothing, margin)
 
 
 def sides(
     z_a: Tensor,
     z_b: Tensor,
     extra: Tensor | None,
-    *,
     symmetric: bool,
     similarity: Similarity,
-    peers: Processes | None = None,
-) -> list[tuple[Tensor, Tensor]]:
-    """Prepared anchors [N, E] and candidates [N + M, E] (of all peers) of each direction compared."""
+    processes: Processes | None = None,
+) -> list[tuple[Tensor, ...]]:
+    """Prepared anchors [N, E] and candidates [N + M, E] (of all processes) of each direction compared."""
     pairs = []
     for anchors, candidates in [(z_a, z_b), (z_b, z_a)] if symmetric else [(z_a, z_b)]:
-        others = candidates if peers is None else peers.gather(candidates)
-        x, y = prepare(anchors, others if extra is None else torch.cat([others, extra]), similarity=similarity)
-        pairs.append((x, y))
+        others = candidates if processes is None else processes.gather(candidates)
+        pairs.append(prepare(anchors, others if extra is None else torch.cat([others, extra]), similarity=similarity))
     return pairs
 
 
@@ -189,42 +167,57 @@ def cross_losses(
     z_a: Tensor,
     z_b: Tensor,
     extra: Tensor | None,
-    *,
     symmetric: bool,
     similarity: Similarity,
+    smoothing: Smoothing,
     temperature: Temperature = 1.0,
-    peers: Processes | None = None,
-    **options: Any,
+    margin: float = 0.0,
+    clamp: float | None = None,
+    block_size: int | None = None,
+    processes: Processes | None = None,
 ) -> Tensor:
-    """Row losses of z_a among z_b and the extra negatives [N]; symmetric: of z_b among z_a too [2N]. All peers'."""
-    options["temperature"] = shared_temperature(temperature, z_a, peers)
-    first = 0 if peers is None else peers.rank * len(z_a)
-    partner = torch.arange(first, first + len(z_a), device=z_a.device)
-    losses = [
-        row_losses(anchors, candidates, partner, itself=None, similarity=similarity, **options)
-        for anchors, candidates in sides(z_a, z_b, extra, symmetric=symmetric, similarity=similarity, peers=peers)
-    ]
-    return torch.cat(losses) if peers is None else peers.gather(torch.cat(losses))
+    """Row losses of z_a among z_b and the extra negatives [N]; symmetric: of z_b among z_a too [2N]. All processes'."""
+    first = 0
+    if processes is not None:
+        temperature = _shared(processes, z_a, extra, temperature)
+        first = processes.rank * len(z_a)
+    partner = torch.arange(first, first + z_a.shape[0], device=z_a.device)
+    losses = []
+    for x, y in sides(z_a, z_b, extra, symmetric, similarity, processes):
+        losses.append(row_losses(x, y, partner, None, similarity, smoothing, temperature, margin, clamp, block_size))
+    every = torch.cat(losses)
+    return every if processes is None else processes.gather(every)
 
 
 def all_losses(
     z_a: Tensor,
     z_b: Tensor,
     extra: Tensor | None,
-    *,
     similarity: Similarity,
+    smoothing: Smoothing,
     temperature: Temperature = 1.0,
-    peers: Processes | None = None,
-    **options: Any,
+    margin: float = 0.0,
+    clamp: float | None = None,
+    block_size: int | None = None,
+    processes: Processes | None = None,
 ) -> Tensor:
-    """Row losses of all 2N views, each among the 2N - 1 others and the extra negatives [2N]. All peers'."""
-    options["temperature"] = shared_temperature(temperature, z_a, peers)
-    views = torch.cat([z_a, z_b])
-    partner = torch.arange(len(views), device=views.device).roll(len(z_a))
-    if peers is None:
+    """Row losses of all 2N views, each among the 2N - 1 others and the extra negatives [2N]. All processes'."""
+    views, first = torch.cat([z_a, z_b]), 0
+    if processes is None:
         x, *more = prepare(views, *([] if extra is None else [extra]), similarity=similarity)
-        return row_losses(x, torch.cat([x, *more]), partner, itself=0, similarity=similarity, **options)
-    first = peers.rank * len(views)
-    x, y = prepare(views, peers.gather(views), similarity=similarity)
-    losses = row_losses(x, y, partner + first, itself=first, similarity=similarity, **options)
-    return peers.gather(losses)
+        y = torch.cat([x, *more])
+    else:
+        temperature = _shared(processes, z_a, extra, temperature)
+        first = processes.rank * len(views)
+        x, y = prepare(views, processes.gather(views), similarity=similarity)
+    partner = torch.arange(first, first + len(views), device=views.device).roll(len(z_a))
+    losses = row_losses(x, y, partner, first, similarity, smoothing, temperature, margin, clamp, block_size)
+    return losses if processes is None else processes.gather(losses)
+
+
+def _shared(processes: Processes, z: Tensor, extra: Tensor | None, temperature: Temperature) -> Temperature:
+    """The temperature over processes: the mean, so that each gets its whole gradient. Raise on what cannot be."""
+    if extra is not None:
+        raise ValueError("expected no extra_negatives for a loss over many processes, got some; all rows are gathered")
+    processes.check_equal_parts(z)
+    return processes.mean(temperature) if isinstance(temperature, Tensor) else temperature

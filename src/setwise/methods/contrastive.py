@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from itertools import combinations
-
-import torch
 from torch import Tensor
 
 import setwise.register as register
-from setwise.losses.modules import SetContrastive
+from setwise.losses.modules import SetContrastive, mean_over_pairs
 from setwise.losses.parallel import Processes, distributed
 from setwise.methods.method import Batch, Method, Parts
 
@@ -34,17 +31,10 @@ class Contrastive(Method):
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """The loss, and its pairwise and set-level parts where it has them."""
         h = self.encoder(batch.view(self.views, count=self.count))
-        views = list(zip(self.head(h).chunk(self.count), h.chunk(self.count), strict=True))
-        pairs = [self._terms(*a, *b) for a, b in combinations(views, 2)]
-        if len(pairs) == 1:
-            return pairs[0]
-        return {name: torch.stack([pair[name] for pair in pairs]).mean() for name in pairs[0]}
-
-    def _terms(self, z_a: Tensor, h_a: Tensor, z_b: Tensor, h_b: Tensor) -> dict[str, Tensor]:
-        """The loss of one pair of views, from their embeddings and features."""
+        z = self.head(h).chunk(self.count)
         if isinstance(self.loss, SetContrastive):
-            return self.loss.terms(z_a, z_b, (h_a, h_b) if self.loss.on == "features" else None)
-        return {"loss": self.loss(z_a, z_b)}
+            return self.loss.terms(z, features=h.chunk(self.count) if self.loss.on == "features" else None)
+        return {"loss": mean_over_pairs(self.loss, z)}
 
     def share(self, processes: Processes) -> None:
         """The loss becomes that of all processes' embeddings."""
