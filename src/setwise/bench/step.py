@@ -22,7 +22,7 @@ from setwise.checks import check_count
 from setwise.data import ImageSet, MatchedSet, matched_halves
 from setwise.data.sets import split_sizes
 from setwise.encoders import create, projection_head
-from setwise.kernels.conv_plan import processes_share, share_device
+from setwise.kernels import processes_share, share_device
 from setwise.paper.recipes import CELLS
 from setwise.paper.recipes import recipe as find
 from setwise.recipe import Recipe

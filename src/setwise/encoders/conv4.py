@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d
 
 from setwise.encoders.initial import released_weights_
-from setwise.kernels.conv import conv_norm
-from setwise.kernels.conv_plan import Pool
+from setwise.kernels import Pool, conv_norm
 
 
 class Conv4(nn.Module):

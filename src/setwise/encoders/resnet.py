@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from setwise.checks import check_option
 from setwise.encoders.initial import released_weights_
-from setwise.kernels.conv import conv_norm, conv_norm_through
-from setwise.kernels.conv_plan import Pool
+from setwise.kernels import Pool, conv_norm, conv_norm_through
 
 
 def _layer(modules: nn.Sequential, x: Tensor, *, relu: bool = True) -> Tensor:

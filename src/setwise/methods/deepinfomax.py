@@ -10,7 +10,7 @@ from torch.nn.functional import softplus
 
 import setwise.register as register
 from setwise.checks import check_count
-from setwise.kernels.local import local_scores
+from setwise.kernels import local_scores
 from setwise.kernels.views import BLOCKS
 from setwise.losses.parallel import Peers
 from setwise.methods.method import Batch, Method, Parts
