@@ -35,7 +35,7 @@ class Data:
     validation: int = 0  # of classification: training images kept apart and tested on instead of the test split
     instances: int | None = None  # of matching: how many images are halved; all if none
     split_seed: int = 0  # which images, or identities, are for training, validation, test
-    options: dict[str, Any] = field(default_factory=dict)  # of a source that is registered
+    options: dict[str, Any] = field(default_factory=dict)  # the source's own
 
     @classmethod
     def read(cls, values: object) -> Data:
@@ -46,10 +46,12 @@ class Data:
         own = {name: kind for name, kind in typing.get_type_hints(cls).items() if name != "options"}
         rest = {name: value for name, value in values.items() if name not in own}
         source = values.get("source", cls.source)
-        if source in register.data:
+        options = register.data[source].options if source in register.data else {}
+        for name in rest:
+            if name not in options:
+                raise ValueError(f"expected a field of data{known(name, {**own, **options})}")
+        if options:
             rest = register.data[source].fill(rest)
-        elif rest:
-            raise ValueError(f"expected a field of data{known(next(iter(rest)), own)}")
         return cls(
             **{name: convert(values[name], kind, name) for name, kind in own.items() if name in values}, options=rest
         )

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from setwise.data import cifar, download, tiny_imagenet
+from setwise.data.fetching import download
+from setwise.data.formats import cifar, tiny_imagenet
 
 RECORDS = 12
 

@@ -10,8 +10,8 @@ from PIL import Image
 
 import setwise as sw
 from setwise.cli import main
-from setwise.data import cuhk03
-from setwise.data.errors import DataError
+from setwise.data import DataError
+from setwise.data.formats import cuhk03
 
 
 def picture(rng):
@@ -217,10 +217,11 @@ def test_the_converter_imports_nothing_of_the_package():
 
 def test_options_and_missing_packages(write_mat, tmp_path, monkeypatch):
     write_mat(tmp_path / "cuhk-03.mat", {"labeled": small()})
-    with pytest.raises(ValueError, match="expected boxes to be one of 'labeled', 'detected', got 'drawn'"):
+    with pytest.raises(ValueError, match="expected boxes, one of labeled, detected, got 'drawn'"):
         sw.data.load_matched("cuhk03", tmp_path, boxes="drawn")
+    with monkeypatch.context() as patch:
+        patch.setattr(cuhk03, "find_spec", lambda name: None)
+        with pytest.raises(ModuleNotFoundError, match=r"pip install h5py"):
+            sw.data.load_matched("cuhk03", tmp_path)
     with pytest.raises(ValueError, match="expected instances=None for cuhk03"):
         sw.data.load_matched("cuhk03", tmp_path, instances=5)
-    monkeypatch.setattr(cuhk03, "find_spec", lambda name: None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install h5py"):
-        sw.data.load_matched("cuhk03", tmp_path)

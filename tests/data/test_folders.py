@@ -12,9 +12,9 @@ from PIL import Image
 
 import setwise as sw
 from setwise import locks
-from setwise.data import decode, tiny_imagenet
-from setwise.data.cache import cached
-from setwise.data.errors import DataError
+from setwise.data import DataError
+from setwise.data.fetching.cache import cached
+from setwise.data.formats import decode, tiny_imagenet
 
 
 def pixels(path):
@@ -25,6 +25,7 @@ def pixels(path):
 def test_tiny_imagenet_reads_train_folders_and_val_annotations(small_tiny, tmp_path):
     root = tmp_path / "root"
     (small_tiny / "train" / "notes.txt").write_text("no class")
+    (small_tiny / "train" / ".ipynb_checkpoints").mkdir()
     train = sw.data.load(small_tiny, root)
     val = sw.data.load(small_tiny.parent, root, split="test")
     assert train.classes == val.classes == ("n01", "n02", "n03")
@@ -83,12 +84,6 @@ def test_the_decoded_images_are_mapped_and_kept(small_tiny, tmp_path, monkeypatc
     assert not (sw.data.load(small_tiny, root).images[0] == 1).all()
 
 
-def test_a_cache_is_mapped(tmp_path):
-    (array,) = cached(tmp_path, "key", [], ("x",), numbers)
-    assert isinstance(array, np.memmap)
-    assert array.tolist() == [0, 1, 2, 3, 4, 5]
-
-
 def numbers(place):
     np.save(place / "x.npy", np.arange(6))
 
@@ -122,13 +117,13 @@ def test_a_root_that_cannot_be_written_keeps_its_images_in_the_default_root(smal
 
 def test_what_a_root_that_cannot_be_written_has_already_is_used(tmp_path, monkeypatch):
     monkeypatch.setenv("SETWISE_DATA", str(tmp_path / "default"))
-    cached(tmp_path / "root", "key", [], ("x",), numbers)
+    cached(tmp_path / "root", "key", tmp_path, [], ("x",), numbers)
 
     def refuse(*args, **kwargs):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr("pathlib.Path.mkdir", refuse)
-    (array,) = cached(tmp_path / "root", "key", [], ("x",), None)
+    (array,) = cached(tmp_path / "root", "key", tmp_path, [], ("x",), None)
     assert array.tolist() == [0, 1, 2, 3, 4, 5]
 
 
@@ -138,7 +133,11 @@ def test_a_cache_of_another_user_is_passed_over(tmp_path, monkeypatch, anothers)
     theirs = tmp_path / "root" / ".decoded"
     theirs.mkdir(parents=True)
     if anothers == "lock":
-        (theirs / "key.lock").mkdir()  # cannot be opened, not even by root
+        cached(tmp_path / "root", "key", tmp_path, [], ("x",), numbers)
+        (lock,), (kept,) = theirs.glob("*.lock"), theirs.glob("key-*-*")
+        lock.unlink()
+        lock.mkdir()  # cannot be opened, not even by root
+        shutil.rmtree(kept)
     else:
 
         def only_default(dir):
@@ -147,7 +146,7 @@ def test_a_cache_of_another_user_is_passed_over(tmp_path, monkeypatch, anothers)
             return TemporaryFile(dir=dir)
 
         monkeypatch.setattr(locks, "TemporaryFile", only_default)
-    (array,) = cached(tmp_path / "root", "key", [], ("x",), numbers)
+    (array,) = cached(tmp_path / "root", "key", tmp_path, [], ("x",), numbers)
     assert array.tolist() == [0, 1, 2, 3, 4, 5]
     assert len(list(tmp_path.glob("default/.decoded/key-*/x.npy"))) == 1
 
@@ -159,14 +158,14 @@ def test_where_nothing_can_be_kept_images_are_decoded_each_time(tmp_path, monkey
     monkeypatch.setenv("SETWISE_DATA", str(default))
     for _ in range(2):
         with pytest.warns(RuntimeWarning, match=r"root/.decoded or .*default/.decoded, got no place .* each time: set"):
-            (array,) = cached(root, "key", [], ("x",), numbers)
+            (array,) = cached(root, "key", tmp_path, [], ("x",), numbers)
         assert array.tolist() == [0, 1, 2, 3, 4, 5]
         array[0] = 7  # still a copy of its own
     assert not list((tmp_path / "tmp").iterdir())
     monkeypatch.setattr("pathlib.Path.home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
     monkeypatch.delenv("SETWISE_DATA")
     with pytest.warns(RuntimeWarning, match=r"decoded images in \S*root/.decoded, got no place"):
-        cached(root, "key", [], ("x",), numbers)
+        cached(root, "key", tmp_path, [], ("x",), numbers)
 
 
 @pytest.mark.parametrize("damage", ["newer", "other", "truncated cache", "lost cache file"])
@@ -227,25 +226,23 @@ def test_a_full_disk_is_said_to_be_one(small_tiny, write_mat, tmp_path, kind):
 
 def test_an_image_of_another_size_is_not_resized(small_tiny, tmp_path):
     Image.new("RGB", (32, 64)).save(small_tiny / "val" / "images" / "val_2.JPEG")
-    with pytest.raises(DataError, match=r"val_2.JPEG to be 64x64 .* got 64x32; fetch the data set again"):
+    with pytest.raises(DataError, match=r"val_2.JPEG to be 64x64 .* got 64x32; .*fetch the data set again"):
         sw.data.load(small_tiny, tmp_path / "root", split="val")
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("split", "lost", "said"),
     [
-        (
-            lambda root: (root / "train" / "n01" / "images" / "n01_0.JPEG").unlink(),
-            "expected 4 images in .*n01, got 3",
-        ),
-        (lambda root: shutil.rmtree(root / "train" / "n02"), "expected 3 class folders in .*train, got 2"),
-        (lambda root: (root / "val" / "images" / "val_3.JPEG").unlink(), "line 4 of .*val_annotations.txt"),
+        ("train", "train/n01/images/n01_0.JPEG", "expected 4 images in .*n01, got 3"),
+        ("train", "train/n02", "expected 3 class folders in .*train, got 2"),
+        ("val", "val/images/val_3.JPEG", "line 4 of .*val_annotations.txt"),
     ],
 )
-def test_incomplete_tiny_imagenets_are_refused(small_tiny, tmp_path, change, said):
-    change(small_tiny)
+def test_incomplete_tiny_imagenets_are_refused(small_tiny, split, lost, said):
+    place = small_tiny / lost
+    shutil.rmtree(place) if place.is_dir() else place.unlink()
     with pytest.raises(DataError, match=said):
-        sw.data.load("tiny-imagenet", small_tiny, split="val" if "line" in said else "train")
+        sw.data.load("tiny-imagenet", small_tiny, split=split)
 
 
 @pytest.mark.parametrize(
@@ -291,9 +288,8 @@ def test_a_folder_of_images(pictures):
 
 
 def test_images_are_resized_on_request_only(pictures):
-    odd = pictures / "train" / "crow" / "9.png"
-    Image.new("L", (20, 5), 90).save(odd)
-    with pytest.raises(DataError, match=r"9.png to be 10x14 \(height x width\) like the others, got 5x20; resize"):
+    Image.new("L", (20, 5), 90).save(pictures / "train" / "crow" / "9.png")
+    with pytest.raises(DataError, match=r"9.png to be 10x14 \(height x width\) like the others, got 5x20"):
         sw.data.load(pictures)
     found = sw.data.load(pictures, size=(8, 6))
     assert found.images.shape == (7, 3, 8, 6)
@@ -301,36 +297,30 @@ def test_images_are_resized_on_request_only(pictures):
         expected = np.array(image.resize((6, 8), Image.Resampling.BILINEAR))
     assert np.array_equal(found.images[0].permute(1, 2, 0).numpy(), expected)
     assert (found.images[6] == 90).all()
-
-
-def test_one_number_is_both_sides(pictures):
     square = sw.data.load(pictures, size=(8, 8)).images
     for size in (8, [8, 8], np.int64(8)):
         assert torch.equal(sw.data.load(pictures, size=size).images, square)
     assert sw.data.load_matched(pictures, size=8, split="all").images.shape[1:] == (3, 8, 4)
-    for bad in ((8, 0), 0, 4097, 8.0, "8", True, (8,), (8, 8, 8), (8, None), torch.Size([])):
-        with pytest.raises(ValueError, match=r"expected size to be \(height, width\) or one number for both"):
+    for bad in ((8, 0), 0, 4097, 8.5, "large", True, (8,), (8, 8, 8), (8, None), torch.Size([])):
+        with pytest.raises(ValueError, match="expected size to be"):
             sw.data.load(pictures, size=bad)
-    with pytest.raises(ValueError, match="expected size=None for digits"):
-        sw.data.load("digits", size=8)
 
 
 def test_folders_that_are_no_data_set(pictures, tmp_path):
-    with pytest.raises(DataError, match="got no such file or folder; give the path where it is now, by --data"):
-        sw.data.load(tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match=r"expected CIFAR, tiny-ImageNet, CUHK-03 or train/CLASS.* got none of them"):
-        sw.data.load(tmp_path / "empty")
     (tmp_path / "set.tar.gz").write_bytes(b"x")
-    with pytest.raises(DataError, match="unpack it: `setwise data fetch NAME --source"):
-        sw.data.load(tmp_path / "set.tar.gz")
+    for name, said in (("nowhere", "no such file"), ("empty", "got none of them"), ("set.tar.gz", "unpack it")):
+        with pytest.raises(DataError, match=said):
+            sw.data.load(tmp_path / name)
+    with pytest.raises(DataError, match="give the path"):
+        sw.data.load("image-folder")
     (pictures / "val" / "dodo").mkdir()
     with pytest.raises(DataError, match="got 'dodo' in .*val too"):
         sw.data.load(pictures, split="val")
     for file in pictures.glob("val/*/*"):
         file.unlink()
     (pictures / "val" / "dodo").rmdir()
-    with pytest.raises(DataError, match=r"expected images as .*val/CLASS/\*.png or \*.jpg, got none"):
+    with pytest.raises(DataError, match="expected images as .*val/CLASS"):
         sw.data.load(pictures, split="val")
 
 
@@ -342,9 +332,7 @@ def test_a_class_of_which_nothing_is_read_is_refused(pictures, split):
             path.rename(path.with_suffix(".webp"))
     (folder / "LICENSE").write_text("")
     (folder / ".DS_Store").write_text("")
-    with pytest.raises(
-        DataError, match=rf"files in .*{split}/crow, got only \(no ending\), .txt, .webp; convert .*your-data#folder"
-    ):
+    with pytest.raises(DataError, match=rf"files in .*{split}/crow, got only \(no ending\), .txt, .webp"):
         sw.data.load(pictures, split=split)
     for path in folder.iterdir():
         path.unlink()
@@ -360,7 +348,7 @@ def test_a_class_of_which_nothing_is_read_is_refused(pictures, split):
 def test_the_other_split_is_of_the_size_of_train(pictures):
     for path in pictures.glob("val/*/*.*g"):
         Image.new("RGB", (16, 12)).save(path)
-    with pytest.raises(DataError, match=r"val/auk/0.png to be 10x14 .* like .*train/auk/0.png, got 12x16; resize"):
+    with pytest.raises(DataError, match=r"val/auk/0.png to be 10x14 .* like the others, got 12x16; resize"):
         sw.data.load(pictures, split="test")
     assert sw.data.load(pictures, split="test", size=(8, 8)).images.shape == (4, 3, 8, 8)
 

@@ -1,7 +1,6 @@
 """Random and mutated bytes: readers raise DataError or read; they write nothing outside their root and always end."""
 
 import gzip
-import hashlib
 import io
 import shutil
 import tarfile
@@ -18,11 +17,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import setwise as sw
-from setwise.data import cifar, tiny_imagenet
-from setwise.data.archives import Writer, unpack
-from setwise.data.decode import read_image
-from setwise.data.errors import DataError
-from setwise.data.pickles import read_batch
+from setwise.data import DataError
+from setwise.data.fetching.archives import Writer, unpack
+from setwise.data.formats import cifar, tiny_imagenet
+from setwise.data.formats.decode import read_image
 
 FUZZ = settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 FEW = settings(FUZZ, max_examples=15)  # each of these starts a process
@@ -77,23 +75,6 @@ def box():
         jail = Path(place) / "jail"
         make.intact = intact
         yield make
-
-
-BATCH = {
-    "batch_label": "x",
-    "labels": [1, 2, 300],
-    "data": np.arange(30, dtype=np.uint8).reshape(3, 10),
-    "filenames": ["a"],
-}
-
-
-@FUZZ
-@given(st.data())
-def test_pickles(make, box, data):
-    path, whole = box() / "batch", make.python2_pickle(BATCH)
-    path.write_bytes(data.draw(mutated(whole)))
-    found = read_or_refuse(lambda: read_batch(path, hashlib.md5(whole).hexdigest()), path)
-    assert (found is not None) == (path.read_bytes() == whole)
 
 
 SMALL = replace(cifar.CIFAR100, records={"train": 3, "test": 2}, digests={})
@@ -171,9 +152,9 @@ def test_annotations(small_tiny, data):
     rows = "".join(f"val_{k}.JPEG\t{('n03', 'n01', 'n02')[k % 3]}\t0\t32\t44\t62\n" for k in range(6))
     file.write_bytes(data.draw(mutated(rows.encode())))
     if found := read_or_refuse(lambda: tiny_imagenet.listing(small_tiny, "val"), file):
-        paths, labels, classes = found
-        assert [p.parent for p in paths] == [small_tiny / "val" / "images"] * 6
-        assert all(0 <= label < len(classes) for label in labels)
+        files, classes = found
+        assert [path.parent for path, _ in files] == [small_tiny / "val" / "images"] * 6
+        assert all(0 <= label < len(classes) for _, label in files)
 
 
 def picture(kind):

@@ -18,8 +18,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from setwise.data import decode, limits
-from setwise.data.errors import DataError
+from setwise.data import DataError
+from setwise.data.fetching import limits
+from setwise.data.formats import decode
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "wait4"), reason="measures processes as Unix does")
 
@@ -31,15 +32,15 @@ READ = """
 import json, os, resource, signal, sys, time
 from pathlib import Path
 import setwise as sw
-from setwise.data import archives, cifar, decode, source
-from setwise.data.catalogue import CATALOGUE
+from setwise.data.fetching import archives
+from setwise.data.formats import PUBLISHED
 files, root = Path(sys.argv[1]), Path(sys.argv[2])
 sw.data.load("digits")
 
 def read(name):
     file = files / name
     if name.endswith((".zip", ".tar.gz")):
-        entry = CATALOGUE["cuhk03"]
+        entry = PUBLISHED["cuhk03"]
         target = root / name
         target.mkdir(parents=True)
         archives.unpack(file, archives.Writer(target, entry.most_bytes, entry.most_files, file))
@@ -261,10 +262,6 @@ def test_an_image_of_another_size_is_known_by_its_header(tmp_path, monkeypatch):
         decode.read_images([tmp_path / "one.png", tmp_path / "two.png"], None)
 
 
-def test_the_set_limit_is_the_memory_that_is_available():
-    assert 0 < limits.set_bytes() <= limits.SET_BYTES
-
-
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
 def test_the_most_compressed_honest_images_are_read(tmp_path, kind):
     path = tmp_path / "blank.png"
@@ -272,16 +269,6 @@ def test_the_most_compressed_honest_images_are_read(tmp_path, kind):
         options = {"quality": 1, "optimize": True, "progressive": True} if kind == "JPEG" else {"compress_level": 9}
         Image.new(mode, (4000, 2000)).save(path, kind, **options)
         assert decode.read_image(path).shape == (2000, 4000, 3)
-
-
-@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
-def test_a_truncated_image_is_named(tmp_path, kind):
-    path, out = tmp_path / "cut.png", io.BytesIO()
-    Image.effect_noise((64, 64), 50).save(out, kind)
-    for share in (0.3, 0.6, 0.95):
-        path.write_bytes(out.getvalue()[: int(share * len(out.getvalue()))])
-        with pytest.raises(DataError, match="cut.png to be a whole PNG or JPEG image"):
-            decode.read_image(path)
 
 
 def test_files_longer_than_their_limit_and_folders_are_not_opened(tmp_path):

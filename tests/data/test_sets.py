@@ -5,7 +5,8 @@ import pytest
 import torch
 
 import setwise as sw
-from setwise.data.sets import split_sizes
+from setwise.data import split_sizes
+from setwise.recipe import Recipe
 
 
 def images(n, width=6):
@@ -62,30 +63,27 @@ def test_parts_share_no_identity_and_keep_every_shot_with_its_identity():
     assert any(whole.parts(seed=s)["train"].identities != parts["train"].identities for s in range(4, 9))
 
 
-def test_forms_are_checked():
-    x, y = torch.zeros(2, 3, 4, 4, dtype=torch.uint8), torch.zeros(2, dtype=torch.long)
-    norm = ((0.5,) * 3, (0.25,) * 3)
-    with pytest.raises(sw.data.DataError, match=r"expected images uint8 of shape \(N, C, H, W\), got torch.float32"):
-        sw.data.ImageSet("x", "train", x.float(), y, ("a",), *norm)
-    with pytest.raises(sw.data.DataError, match="expected labels from 0 to 0, got 1 to 1"):
-        sw.data.ImageSet("x", "train", x, y + 1, ("a",), *norm)
-    with pytest.raises(sw.data.DataError, match=r"labels int64 of shape \(2,\)"):
-        sw.data.ImageSet("x", "train", x, y[:1], ("a",), *norm)
-    with pytest.raises(sw.data.DataError, match="a mean and a std for 3 channels, got 1 and 1"):
-        sw.data.ImageSet("x", "train", x, y, ("a",), (0.5,), (0.5,))
-    with pytest.raises(sw.data.DataError, match="every identity in both views, got 1 without shots_b"):
-        matched([[0], [1]], [[2], [-1]])
-    with pytest.raises(sw.data.DataError, match="expected shots_a to index 12 images, got 12"):
-        matched([[12]], [[1]])
-    for rows in ([[0], [1]], [0], [[]], [[0.0]]):
-        with pytest.raises(sw.data.DataError, match=r"expected shots_b int64 of shape \(1, S\), one row an identity"):
-            matched([[0]], rows)
-    with pytest.raises(sw.data.DataError, match="expected shots_a to index 12 images"):
-        matched([[0, -2]], [[1, -1]])
-    with pytest.raises(ValueError, match="at most the 5 images of made, got instances=6"):
-        sw.data.matched_halves(images(5), instances=6)
-    with pytest.raises(ValueError, match="at least two pixels wide, got 1"):
-        sw.data.matched_halves(images(5, width=1))
+IMAGES, LABELS = torch.zeros(2, 3, 4, 4, dtype=torch.uint8), torch.zeros(2, dtype=torch.long)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: sw.data.ImageSet("x", "train", IMAGES.float(), LABELS, ("a",)), "images uint8 .* got torch.float32"),
+        (lambda: sw.data.ImageSet("x", "train", IMAGES, LABELS + 1, ("a",)), "labels from 0 to 0, got 1 to 1"),
+        (lambda: sw.data.ImageSet("x", "train", IMAGES, LABELS[:1], ("a",)), r"labels int64 of shape \(2,\)"),
+        (lambda: sw.data.ImageSet("x", "train", IMAGES, LABELS, ("a",), (0.5,), (0.5,)), "3 channels, got 1 and 1"),
+        (lambda: matched([[0], [1]], [[2], [-1]]), "every identity in both views, got 1 without shots_b"),
+        (lambda: matched([[12]], [[1]]), "shots_a to index 12 images, got 12"),
+        (lambda: matched([[0, -2]], [[1, -1]]), "shots_a to index 12 images"),
+        *((lambda rows=rows: matched([[0]], rows), "shots_b int64") for rows in ([[0], [1]], [0], [[]], [[0.0]])),
+        (lambda: sw.data.matched_halves(images(5), instances=6), "at most the 5 images of made, got instances=6"),
+        (lambda: sw.data.matched_halves(images(5, width=1)), "at least two pixels wide, got 1"),
+    ],
+)
+def test_forms_are_checked(make, said):
+    with pytest.raises(ValueError, match=f"expected .*{said}"):
+        make()
 
 
 def test_digits_are_scikit_learns():
@@ -124,21 +122,16 @@ def test_load_matched_splits_the_halves_of_the_digits():
         assert torch.equal(parts["val"].first_b[k], digits.images[int(name), :, :, 4:])
 
 
-def test_the_seed_draws_the_split():
-    zero, same, one = (sw.data.load_matched("digits", seed=seed).identities for seed in (0, 0, 1))
-    assert zero == same != one
-    assert len(zero) == len(one) == round(0.7 * 1297)
-
-
 def test_names_and_options_are_checked():
     with pytest.raises(ValueError, match="did you mean 'cifar10'"):
         sw.data.load("cifar1O")
     with pytest.raises(ValueError, match="expected split to be one of 'train', 'test', got 'val'"):
         sw.data.load("digits", split="val")
-    with pytest.raises(ValueError, match=r"expected size=None for digits, whose images are of one size, got \(8, 8\)"):
-        sw.data.load("digits", size=(8, 8))
-    with pytest.raises(ValueError, match="expected boxes=None for digits, got 'labeled'; it is for cuhk03"):
-        sw.data.load("digits", boxes="labeled")
+    for options in ({"size": (8, 8)}, {"boxes": "labeled"}, {"options": {"count": 3}}):
+        with pytest.raises(ValueError, match="expected an option of 'digits'"):
+            sw.data.load("digits", **options)
+    with pytest.raises(ValueError, match="expected seed=None for digits, got 3"):
+        sw.data.load("digits", seed=3)
     with pytest.raises(ValueError, match="expected split to be one of"):
         sw.data.load_matched("digits", split="everything")
 
@@ -151,8 +144,24 @@ def test_the_default_device_does_not_matter():
     assert [len(part) for part in halves.values()] == [14, 3, 3]
 
 
-def test_mean_and_std_of_the_digits_are_theirs():
-    digits = sw.data.load("digits")
-    values = digits.images.numpy() / 255
-    assert digits.mean[0] == pytest.approx(values.mean(), rel=1e-14)
-    assert digits.std[0] == pytest.approx(values.std(), rel=1e-12)
+def test_a_source_of_your_own_is_one_of_the_list():
+    @sw.register.data("grey", about="One grey.")
+    def grey(root, split, *, count: int = 3, path: str = ""):
+        return path or sw.data.ImageSet(
+            "grey", split, torch.zeros(count, 1, 2, 2, dtype=torch.uint8), torch.zeros(count).long(), ("a",), (0,), (1,)
+        )
+
+    try:
+        assert len(sw.data.load("grey", options={"count": 5})) == 5
+        assert len(sw.data.load_matched("grey", split="all", options={"count": 5})) == 5
+        assert Recipe.read({"data": {"source": "grey", "count": 4}}).data.options == {"count": 4, "path": ""}
+        with pytest.raises(ValueError, match="did you mean 'grey'"):
+            sw.data.load("gray")
+        with pytest.raises(ValueError, match="expected the data source 'grey' to give a .*ImageSet, got str"):
+            sw.data.load("grey", options={"path": "x"})
+    finally:
+        del sw.register.data._entries["grey"]
+    assert {"digits", "cifar10", "cifar100", "tiny-imagenet", "cuhk03", "image-folder"} <= sw.register.data.keys()
+    assert Recipe.read({"data": "cuhk03"}).data.options == {"boxes": "labeled", "size": (128, 64)}
+    with pytest.raises(ValueError, match="expected a field of data.* did you mean 'validation'"):
+        Recipe.read({"data": {"source": "digits", "validaton": 3}})

@@ -1,7 +1,5 @@
 """Features: against the encoder image by image; the same in any chunks; nothing of the encoder changes."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import nn
@@ -44,19 +42,6 @@ def test_features_are_those_of_each_normalised_image_in_eval_mode(name, batch):
     assert found.dtype == torch.float32
     assert not found.requires_grad
     torch.testing.assert_close(found.double(), one_by_one(trained_encoder(name), data), rtol=1e-4, atol=1e-5)
-
-
-def test_one_channel():
-    data = images(5, channels=1)
-    encoder = sw.encoders.create("conv4", channels=1)
-    assert extract(encoder, data, device="cpu").shape == (5, 64)
-
-
-def test_the_normalisation_is_the_sets_own():
-    data = images()
-    other = replace(data, mean=(0.1, 0.1, 0.1))
-    encoder = trained_encoder()
-    assert not torch.allclose(extract(encoder, data, device="cpu"), extract(encoder, other, device="cpu"))
 
 
 def test_precisions():
@@ -110,14 +95,6 @@ def set_weight(encoder: nn.Module) -> None:
     encoder.blocks[4].weight.data[0, 0, 0, 0] = -0.0
 
 
-def grow(encoder: nn.Module) -> None:
-    encoder.register_buffer("extra", torch.zeros(1), persistent=False)
-
-
-def shrink(encoder: nn.Module) -> None:
-    encoder.blocks[1].register_parameter("bias", None)
-
-
 def convert(encoder: nn.Module) -> None:
     encoder.blocks[1].running_var.data = encoder.blocks[1].running_var.double()
 
@@ -126,8 +103,8 @@ def convert(encoder: nn.Module) -> None:
     ("change", "message"),
     [
         (set_weight, r"blocks\.4\.weight changed"),
-        (grow, "extra appeared"),
-        (shrink, r"blocks\.1\.bias disappeared"),
+        (lambda x: x.register_buffer("extra", torch.zeros(1), persistent=False), "extra appeared"),
+        (lambda x: x.blocks[1].register_parameter("bias", None), r"blocks\.1\.bias disappeared"),
         (convert, r"blocks\.1\.running_var changed"),
     ],
 )
@@ -145,37 +122,23 @@ def test_frozen_lets_pass_what_is_the_same():
         encoder(torch.randn(2, 3, 8, 8)).sum().backward()  # gradients are not the encoder
 
 
-def fail(encoder: nn.Module) -> None:
-    set_weight(encoder)
-    raise KeyError("the block's own")
-
-
-def test_frozen_does_not_hide_an_error():
-    encoder = trained_encoder()
-    with pytest.raises(KeyError, match="the block's own"), frozen(encoder):
-        fail(encoder)
-
-
-def test_errors():
-    encoder, data = trained_encoder(), images()
-    with pytest.raises(ValueError, match="expected precision to be one of .* did you mean"):
-        extract(encoder, data, device="cpu", precision="float16")
-    with pytest.raises(ValueError, match="expected batch to be"):
-        extract(encoder, data, device="cpu", batch=0)
-    with pytest.raises(ValueError, match=r"expected an encoder of torch\.float64 .* got blocks\.0\.weight"):
-        extract(encoder, data, device="cpu", precision="float64")
-    with pytest.raises(ValueError, match=r"expected an encoder of torch\.float32 .* of torch\.float64"):
-        extract(trained_encoder().double(), data, device="cpu")
-    with pytest.raises(ValueError, match=r"expected the encoder on cpu, got blocks\.0\.weight on meta"):
-        extract(trained_encoder().to("meta"), data, device="cpu")
-    with pytest.raises(ValueError, match=r"expected images as an ImageSet, .* got a tensor of shape \(23, 3, 8, 8\)"):
-        extract(encoder, data.images, device="cpu")
-    with pytest.raises(ValueError, match=r"expected images as an ImageSet, .* got list; setwise.data.load gives one"):
-        extract(encoder, [data], device="cpu")
-    with pytest.raises(ValueError, match="expected at least one image, got none in ImageSet"):
-        extract(encoder, replace(data, images=data.images[:0], labels=data.labels[:0]), device="cpu")
-    with pytest.raises(ValueError, match=r"expected features of shape \(23, F\) from the encoder, got \(23, 3, 8, 8\)"):
-        extract(nn.Identity(), data, device="cpu")
+@pytest.mark.parametrize(
+    ("encoder", "data", "options", "message"),
+    [
+        (trained_encoder(), images(), {"precision": "float16"}, "expected precision to be one of"),
+        (trained_encoder(), images(), {"batch": 0}, "expected batch to be"),
+        (trained_encoder(), images(), {"precision": "float64"}, "an encoder of torch.float64"),
+        (trained_encoder().double(), images(), {}, "an encoder of torch.float32"),
+        (trained_encoder().to("meta"), images(), {}, r"expected the encoder on cpu, got blocks\.0\.weight on meta"),
+        (trained_encoder(), images().images, {}, r"expected images as an ImageSet, .* shape \(23, 3, 8, 8\)"),
+        (trained_encoder(), [images()], {}, r"expected images as an ImageSet, .* got \[ImageSet"),
+        (trained_encoder(), images(0), {}, "not an empty one, got ImageSet"),
+        (nn.Identity(), images(), {}, r"expected features of shape \(23, F\) from the encoder, got \(23, 3, 8, 8\)"),
+    ],
+)
+def test_errors(encoder, data, options, message):
+    with pytest.raises(ValueError, match=message):
+        extract(encoder, data, device="cpu", **options)
 
 
 @pytest.mark.gpu

@@ -102,10 +102,10 @@ def test_a_captures_trial_runs_leave_no_trace(monkeypatch):
         assert torch.equal(tried.sums, plain.sums)
 
 
-def test_defaults_are_the_papers():
-    data = clusters(200)
-    plain = linear_probe(*data, *data, classes=4, seed=1)
-    spelt = linear_probe(*data, *data, classes=4, epochs=100, batch=128, lr=1e-3, seed=1)
+def test_defaults_are_the_papers_and_features_may_require_a_gradient():
+    x, y = clusters(200)
+    plain = linear_probe(x.clone().requires_grad_(), y, x, y, classes=4, seed=1)
+    spelt = linear_probe(x, y, x, y, classes=4, epochs=100, batch=128, lr=1e-3, seed=1)
     assert len(plain.train_loss) == 100
     assert plain.train_loss == spelt.train_loss
 
@@ -136,27 +136,6 @@ def test_initial_weights_are_distributed_as_nn_linears():
     assert len(seeds.unique(dim=0)) == 5
 
 
-def test_the_accuracy_is_the_last_epochs_and_not_the_best():
-    train, test = clusters(60, noise=3.0), clusters(50, noise=3.0, seed=1)
-    found = linear_probe(*train, *test, classes=4, epochs=30, batch=16, lr=0.3, seed=1)
-    assert found.accuracy == found.test_accuracy[-1] < max(found.test_accuracy)
-
-
-def test_what_is_separable_is_separated():
-    train, test = clusters(500, noise=0.05, dtype=torch.float32), clusters(100, noise=0.05, seed=1, dtype=torch.float32)
-    found = linear_probe(*train, *test, classes=4, epochs=20, lr=0.05, seed=1)
-    assert found.accuracy == found.train_accuracy[-1] == 1
-    assert found.train_loss[-1] < 0.1 * found.train_loss[0]
-
-
-def test_features_of_zero_leave_the_commonest_class():
-    y = torch.tensor([0] * 20 + [2] * 60 + [1] * 20)
-    found = linear_probe(torch.zeros(100, 3), y, torch.zeros(100, 3), y, classes=3, epochs=60, batch=10, lr=0.1, seed=1)
-    assert found.accuracy == 0.6
-    entropy = -sum(p * np.log(p) for p in (0.2, 0.6, 0.2))
-    assert found.train_loss[-1] == pytest.approx(entropy, rel=0.05)
-
-
 def test_classes_that_a_split_lacks():
     (x, y), (test_x, test_y) = clusters(300), clusters(200, seed=1)
     some = test_y != 2
@@ -167,60 +146,22 @@ def test_classes_that_a_split_lacks():
     assert one.train_loss[-1] == 0
 
 
-def test_features_that_require_a_gradient_are_taken_as_they_are():
-    x, y = clusters(50)
-    wanted = x.clone().requires_grad_()
-    assert linear_probe(wanted, y, wanted, y, classes=4, epochs=2, seed=1).train_loss == (
-        linear_probe(x, y, x, y, classes=4, epochs=2, seed=1).train_loss
-    )
-    assert wanted.grad is None
-
-
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"epochs": 0}, "expected epochs to be"),
-        ({"batch": 0}, "expected batch to be"),
-        ({"lr": 0.0}, "expected lr to be a finite number above 0"),
-        ({"seed": -1}, r"expected seed to be an integer from 0 to 2\^63 - 1, got -1"),
-        ({"seed": True}, "expected seed to be an integer"),
-        ({"seed": 2**63}, "expected seed to be an integer"),
-        ({"classes": 3}, "expected train_y from 0 to 2 for 3 classes, got 0 to 3"),
-    ],
+    "options", [{"epochs": 0}, {"batch": 0}, {"lr": 0.0}, {"seed": -1}, {"seed": True}, {"seed": 2**63}]
 )
-def test_bad_options(options, message):
+def test_bad_options(options):
     data = clusters(50)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=f"expected {next(iter(options))} to be"):
         linear_probe(*data, *data, **({"classes": 4, "epochs": 1, "seed": 1} | options))
 
 
 def test_bad_features():
     (x, y), test = clusters(50), clusters(50, seed=1)
-    broken = x.clone()
-    broken[7, 1] = float("nan")
-    with pytest.raises(ValueError, match="expected train_x to be finite, got 1 NaN or infinite of 250 values"):
-        linear_probe(broken, y, *test, classes=4, seed=1)
-    with pytest.raises(ValueError, match=r"expected test_y .* a label for each row of test_x, got .*\(49,\)"):
-        linear_probe(x, y, test[0], test[1][1:], classes=4, seed=1)
-    with pytest.raises(ValueError, match="expected train_x as a float32 or float64 tensor, got list"):
-        linear_probe(x.tolist(), y, *test, classes=4, seed=1)
+    with pytest.raises(ValueError, match="expected train_y from 0 to 2"):  # test_knn.py tries the other checks
+        linear_probe(x, y, *test, classes=3, seed=1)
     huge = (3e38 / x.abs().max() * x).float()
-    with pytest.raises(ValueError, match=r"expected a finite loss, got inf after 1 epochs; features of up to 3e\+38"):
+    with pytest.raises(ValueError, match="expected a finite loss, got inf after 1 epochs"):
         linear_probe(huge, y, huge, y, classes=4, epochs=1, seed=1)
-
-
-def test_a_loss_that_is_not_finite_any_more_is_told(monkeypatch):
-    data, plain, calls = clusters(50), probe._Regression.epoch, []
-
-    def epoch(self):
-        plain(self)
-        calls.append(None)
-        if len(calls) > 1:
-            self.sums[0] = float("nan")
-
-    monkeypatch.setattr(probe._Regression, "epoch", epoch)
-    with pytest.raises(ValueError, match="expected a finite loss, got nan after 3 epochs"):
-        linear_probe(*data, *data, classes=4, epochs=3, seed=1)
 
 
 @pytest.mark.gpu

@@ -247,7 +247,7 @@ if __name__ == "__main__":
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at processes as Linux shows them")
 def test_a_decoder_ends_with_the_process_that_is_killed(tmp_path):
     os.mkfifo(tmp_path / "cuhk-03.mat")  # it waits in the HDF5 library, for ever
-    code = "import sys; from pathlib import Path; from setwise.data import cuhk03\n"
+    code = "import sys; from pathlib import Path; from setwise.data.formats import cuhk03\n"
     code += "cuhk03._convert(Path(sys.argv[1]), 'labeled', (8, 4), Path('.'))"
     command = [sys.executable, "-c", code, str(tmp_path / "cuhk-03.mat")]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:

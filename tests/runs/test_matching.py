@@ -15,8 +15,7 @@ import setwise.records as records
 import setwise.runs as runs
 from setwise import methods
 from setwise.cli import main
-from setwise.data import load_matched
-from setwise.data.sets import split_sizes
+from setwise.data import load_matched, split_sizes
 from setwise.evaluation import load_encoder
 from setwise.paper.recipes import recipe as find
 from setwise.recipe import Recipe

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
 from setwise.checks import check_count
-from setwise.data import ImageSet, MatchedSet, matched_halves
-from setwise.data.sets import split_sizes
+from setwise.data import ImageSet, MatchedSet, matched_halves, split_sizes
 from setwise.encoders import create, projection_head
 from setwise.kernels import processes_share, share_device
 from setwise.paper.recipes import CELLS

@@ -94,14 +94,16 @@ def described(found: Recipe) -> list[Field]:
 
 
 def _field(path: str, value: Any, kind: Any) -> Field:
-    option = f"--{path.replace('_', '-')}"
+    option = "--data" if path == "data.source" else f"--{path.replace('_', '-')}"
     if isinstance(kind, Registry):
         names = tuple(f"{name}..." if name.endswith("/") else name for name in kind)
         short = option.removesuffix(".name").removesuffix(".preset")
-        return Field(short, value, ", ".join(names), tuple(name for name in kind if not name.endswith("/")))
+        says = [PLAIN.get(path, ""), ", ".join(names)]
+        return Field(
+            short, value, ": ".join(filter(None, says)), tuple(name for name in kind if not name.endswith("/"))
+        )
     choices = typing.get_args(kind) if typing.get_origin(kind) is Literal else ()
     says = [PLAIN.get(path, ""), words(kind) if choices or path not in PLAIN else ""]
-    option = "--data" if path == "data.source" else option
     return Field(option, value, ": ".join(filter(None, says)), choices, kind is bool)
 
 

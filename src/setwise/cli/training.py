@@ -155,15 +155,15 @@ def _options_of(recipe: Recipe, term: str) -> dict[str, Any]:
 
 
 def _run(recipe: Recipe, name: str, place: str, given: RunArguments) -> None:
+    import setwise.register as register
     import setwise.runs as runs
-    from setwise.data.catalogue import CATALOGUE
     from setwise.runs import run_of
     from setwise.training.loop import How
     from setwise.training.processes import join, leave
 
     folder = given.out or Path("runs") / place / f"seed-{given.seed}"
     source = recipe.data.source
-    if source not in CATALOGUE and Path(source).is_dir():  # it is to be found from other folders too
+    if source not in register.data and Path(source).is_dir():  # it is to be found from other folders too
         recipe = recipe.changed({"data.source": os.path.abspath(source)})
     processes, where = join(runs.choose_device(given.device))
     try:

@@ -1,10 +1,16 @@
-"""Data sets in one form, from files that nobody has to trust."""
+"""Data sets in one form, read from files that need not be trusted.
 
-from setwise.data.errors import DataError
-from setwise.data.loading import load, load_matched
+api.py         the two forms, and what a source promises
+formats/       one file for each layout: it registers its source
+fetching/      download, archives, limits, the cache of decoded images
+loading.py     ``load`` and ``load_matched``
+installing.py  ``fetch`` and ``check``
+"""
+
+from setwise.data.api import DataError, ImageSet, MatchedSet, matched_halves, split_sizes
+from setwise.data.installing import check, fetch
+from setwise.data.loading import halves_to_spare, load, load_matched
 from setwise.data.root import default_root
-from setwise.data.sets import ImageSet, MatchedSet, matched_halves
-from setwise.data.source import check, fetch
 
 __all__ = [
     "DataError",
@@ -13,7 +19,9 @@ __all__ = [
     "check",
     "default_root",
     "fetch",
+    "halves_to_spare",
     "load",
     "load_matched",
     "matched_halves",
+    "split_sizes",
 ]

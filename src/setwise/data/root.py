@@ -6,7 +6,7 @@ import os
 import shlex
 from pathlib import Path
 
-PLACE = "--root (root= in Python) or $SETWISE_DATA"  # how a person gives another one
+OPTION = "--root (root= in Python) or $SETWISE_DATA"  # how a person names another folder
 
 
 def default_root() -> Path:
@@ -20,6 +20,6 @@ def root_of(root: str | os.PathLike[str] | None) -> Path:
     return (Path(root) if root is not None else default_root()).expanduser().resolve()
 
 
-def fetch_command(name: str, root: str | os.PathLike[str] | None) -> str:
+def fetch_command(name: str, root: Path) -> str:
     """The command that fetches a data set into this root."""
-    return f"setwise data fetch {name}" + ("" if root is None else f" --root {shlex.quote(str(root_of(root)))}")
+    return f"setwise data fetch {name}" + ("" if root == root_of(None) else f" --root {shlex.quote(str(root))}")

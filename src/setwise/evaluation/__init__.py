@@ -1,4 +1,4 @@
-"""What frozen features are worth: linear probe, neighbours, matching; and the encoder as files for others to use."""
+"""Measure frozen features by a linear probe, nearest neighbours and matching; export the encoder to files."""
 
 from setwise.evaluation.export import load_encoder
 from setwise.evaluation.features import extract, frozen

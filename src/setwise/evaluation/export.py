@@ -7,6 +7,7 @@ import hashlib
 import importlib
 import json
 import logging
+import math
 import os
 import warnings
 from collections.abc import Iterator
@@ -18,15 +19,19 @@ import torch
 from torch import Tensor, nn
 
 import setwise.register as register
-from setwise.checks import check_number, check_option
-from setwise.encoders import create
+from setwise.checks import is_number
+from setwise.registry import Entry, convert
 from setwise.training.checkpoint import replacing
 from setwise.version import __version__
 
-FORMAT = "setwise encoder 1"
+FORMAT, OLD_FORMAT = "setwise encoder 2", "setwise encoder 1"  # the old one knows the stem, no other options
 WEIGHTS, CONFIG, ONNX = "encoder.safetensors", "config.json", "encoder.onnx"
-GIVEN = {"name", "stem", "mean", "std", "classes"}  # fields that the caller of ``export`` knows
-FOUND = {"format", "setwise", "channels", "size", "features", "weights_sha256", "onnx"}  # and those that it finds out
+_FLOATS = tuple[float, ...]
+KINDS: dict[str, Any] = {
+    **{"name": str, "channels": int, "size": tuple[int, int]},
+    **{"mean": _FLOATS, "std": _FLOATS, "classes": tuple[str, ...]},
+}
+FIELDS = {*KINDS, "options", "format", "setwise", "features", "weights_sha256", "onnx"}
 PACKAGES = ("onnx", "onnxruntime", "onnxscript")  # ONNX needs them all, nothing else does
 OPSET = 18  # what the exporter writes without converting, and runtimes of 2023 already read
 TOLERANCE = 1e-4  # of the largest feature; float32 sums in another order differ by about 1e-6
@@ -44,7 +49,7 @@ def export(
 ) -> dict[str, Path]:
     """Write ``encoder.safetensors``, ``config.json`` and, with ``onnx``, ``encoder.onnx``; their paths by kind.
 
-    ``config`` says what the encoder is: its ``name`` and ``stem`` for ``encoders.create``, ``mean`` and ``std`` of
+    ``config`` says what the encoder is: its ``name`` and ``options`` for ``encoders.create``, ``mean`` and ``std`` of
     its images, and the names of the ``classes`` it saw. ``image_shape`` is (C, H, W). The weights are float32 and
     have the names of the state_dict; the encoder itself is left as it is.
 
@@ -65,10 +70,10 @@ def export(
     tensors = {name: x.detach().contiguous() for name, x in whole.encoder.state_dict().items()}
     _build(about, tensors, "the encoder")  # an error before anything is written
     probes = [torch.rand(n, *image_shape, generator=torch.Generator().manual_seed(n), device="cpu") for n in BATCHES]
-    expected = [whole(images) for images in probes]
-    if not all(bool(x.isfinite().all()) for x in expected):
+    expected = torch.cat([whole(images) for images in probes])
+    if not expected.isfinite().all():
         raise ValueError("expected finite features of random images, got NaN or infinite ones; has training diverged?")
-    about["features"] = expected[0].shape[1]
+    about["features"] = expected.shape[1]
     with ExitStack() as files:
         config_path = files.enter_context(replacing(folder / CONFIG))  # the first to be entered is the last to appear
         graph_path = files.enter_context(replacing(folder / ONNX)) if onnx else None
@@ -80,7 +85,7 @@ def export(
             about["onnx"] = _compared(graph_path.read_bytes(), probes, expected)
         config_path.write_text(json.dumps(about, indent=1, allow_nan=False) + "\n", encoding="utf-8")
         loaded = _Normalised(_read(config_path, weights_path), about)
-        _difference([loaded(images) for images in probes], expected, WEIGHTS)
+        _difference(torch.cat([loaded(images) for images in probes]), expected, WEIGHTS)
     if not onnx:
         (folder / ONNX).unlink(missing_ok=True)
     return {"weights": folder / WEIGHTS, "config": folder / CONFIG} | ({"onnx": folder / ONNX} if onnx else {})
@@ -119,56 +124,41 @@ class _Normalised(nn.Module):
 
 
 def _described(config: dict[str, Any], image_shape: tuple[int, int, int]) -> dict[str, Any]:
-    """The config with what is known before the export; checked."""
-    if not isinstance(config, dict) or set(config) != GIVEN:
-        got = sorted(config) if isinstance(config, dict) else type(config).__name__
-        raise ValueError(f"expected a config with the fields {', '.join(sorted(GIVEN))}, got {got}")
+    """All fields, with None for those that the export fills in; checked."""
     if len(image_shape) != 3:
         raise ValueError(f"expected image_shape as (C, H, W), got {image_shape!r}")
-    channels, *size = image_shape
-    about = {
-        "format": FORMAT,
-        "setwise": __version__,
-        "name": config["name"],
-        "stem": config["stem"],
-        "channels": channels,
-        "size": list(size),
-        "features": None,
-        **{x: list(config[x]) if isinstance(config[x], tuple) else config[x] for x in ("mean", "std", "classes")},
-        "weights_sha256": None,
-        "onnx": None,
-    }
-    _check_config(about | {"features": 1, "weights_sha256": ""})
-    if channels * size[0] * size[1] > LARGEST:  # random ones will be made, and a checkpoint can say anything
+    if math.prod(image_shape) > LARGEST:  # random ones will be made, and a checkpoint can say anything
         raise ValueError(
             f"expected images of at most {LARGEST:,} values, got {' x '.join(map(str, image_shape))}; "
             "export with smaller images, encoders take any size"
         )
-    return about
+    about = {"format": FORMAT, "setwise": __version__, "features": None, "weights_sha256": None, "onnx": None}
+    return _checked(about | {"channels": image_shape[0], "size": image_shape[1:]} | config)
 
 
-def _check_config(about: dict[str, Any]) -> None:
-    """Raise unless an encoder can be built by it."""
-    check_option(about["name"], tuple(register.encoder), "name")
-    check_option(about["stem"], ("imagenet", "cifar"), "stem")
-    if not isinstance(about["size"], list) or len(about["size"]) != 2:
-        raise ValueError(f"expected size as [H, W], got {about['size']!r}")
-    for name, value in (
-        ("channels", about["channels"]),
-        ("features", about["features"]),
-        *(("size", x) for x in about["size"]),
-    ):
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ValueError(f"expected {name} to be a positive integer, got {value!r}")
-    for name in ("mean", "std"):
-        if not isinstance(about[name], list) or len(about[name]) != about["channels"]:
-            raise ValueError(f"expected {name} as {about['channels']} numbers, one a channel, got {about[name]!r}")
-    for value in about["mean"]:
-        check_number(value, "mean")
-    for value in about["std"]:
-        check_number(value, "std", above=0)
-    if not isinstance(about["classes"], list) or not all(isinstance(x, str) for x in about["classes"]):
-        raise ValueError(f"expected classes as a list of names, got {about['classes']!r:.100}")
+def _checked(about: dict[str, Any]) -> dict[str, Any]:
+    """The description with all options of its encoder; raises unless one can be built by it."""
+    entry = _entry(about.get("name"))
+    if "stem" in about:  # of the old format, whatever the encoder
+        options = {"stem": about["stem"]} if "stem" in entry.options else {}
+        about = {name: value for name, value in about.items() if name != "stem"} | {"options": options}
+    if about.keys() != FIELDS:
+        raise ValueError(f"expected other fields, got a difference in {', '.join(sorted(about.keys() ^ FIELDS))}")
+    about |= {name: convert(about[name], kind, name) for name, kind in KINDS.items()}
+    if min(about["channels"], *about["size"]) < 1:
+        raise ValueError(f"expected at least one channel and pixel, got {about['channels']}, {about['size']}")
+    mean, std = about["mean"], about["std"]
+    numbers = all(map(is_number, (*mean, *std)))
+    if not len(mean) == len(std) == about["channels"] or not numbers or min(std) <= 0:
+        raise ValueError(f"expected mean, and std above 0, for {about['channels']} channels, got {mean!r} and {std!r}")
+    if not isinstance(about["options"], dict):
+        raise ValueError(f"expected options to be a table, got {about['options']!r}")
+    return about | {"options": entry.fill(about["options"])}
+
+
+def _entry(name: object) -> Entry[Any]:
+    """The encoder's entry. A description imports nothing: "module:function" is refused unless it is registered."""
+    return register.encoder[convert(name, str, "name")]
 
 
 def _read_config(path: Path) -> dict[str, Any]:
@@ -177,15 +167,12 @@ def _read_config(path: Path) -> dict[str, Any]:
         about = json.loads(_bytes(path).decode())
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"{foreign}a file that is not JSON ({error})") from error
-    if not isinstance(about, dict) or about.get("format") != FORMAT:
+    if not isinstance(about, dict) or about.get("format") not in [FORMAT, OLD_FORMAT]:
         raise ValueError(f'{foreign}a file without "format": "{FORMAT}"')
-    if set(about) != GIVEN | FOUND:
-        raise ValueError(f"{foreign}a difference in the fields {', '.join(sorted(set(about) ^ (GIVEN | FOUND)))}")
     try:
-        _check_config(about)
+        return _checked(about)
     except ValueError as error:
-        raise ValueError(f"{foreign}a field that makes no sense: {error}") from error
-    return about
+        raise ValueError(f"{foreign}one that makes no sense: {error}") from error
 
 
 def _read(config: Path, weights: Path) -> nn.Module:
@@ -210,21 +197,28 @@ def _read(config: Path, weights: Path) -> nn.Module:
 
 def _build(about: dict[str, Any], tensors: dict[str, Tensor], source: str) -> nn.Module:
     """The encoder of this description with these weights, in eval mode."""
+    entry, options = _entry(about["name"]), about["options"]
+    if "pretrained" in options:
+        options = options | {"pretrained": False}  # the weights are here: nothing is downloaded
     # Without memory at first: what a foreign config asks for is compared with what is there before it is allocated.
     with torch.device("meta"):
-        stem = {"stem": about["stem"]} if "stem" in register.encoder[about["name"]].options else {}
-        model = create(about["name"], channels=about["channels"], **stem)
-    wanted = {name: (tuple(x.shape), x.dtype) for name, x in model.state_dict().items()}
-    found = {name: (tuple(x.shape), x.dtype) for name, x in tensors.items()}
-    for name in sorted(wanted.keys() | found.keys()):
-        if wanted.get(name) != found.get(name):
-            want, got = (f"{x[1]} {x[0]}" if x else "no such tensor" for x in (wanted.get(name), found.get(name)))
+        wanted = _kinds(entry.make(channels=about["channels"], **options).state_dict())
+    present = _kinds(tensors)
+    for name in sorted(wanted.keys() | present.keys()):
+        want, got = (kinds.get(name, "no such tensor") for kinds in (wanted, present))
+        if want != got:
             raise ValueError(
-                f"expected the weights of {about['name']} ({about['channels']} channels, stem {about['stem']!r}) in "
+                f"expected the weights of {about['name']} ({about['channels']} channels, {options}) in "
                 f"{source}, got {name} as {got}, not {want}"
             )
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        model: nn.Module = entry.make(channels=about["channels"], **options)
     model.load_state_dict(tensors, assign=True)
     return model.eval()
+
+
+def _kinds(tensors: dict[str, Tensor]) -> dict[str, str]:
+    return {name: f"{x.dtype} {tuple(x.shape)}" for name, x in tensors.items()}
 
 
 def _graph(model: nn.Module, image_shape: tuple[int, int, int]) -> bytes:
@@ -246,7 +240,7 @@ def _graph(model: nn.Module, image_shape: tuple[int, int, int]) -> bytes:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what the exporter is known to say about itself and not about the model."""
+    """Without the exporter's known messages about itself."""
     logger = logging.getLogger("torch.onnx._internal.exporter._registration")
 
     def of_torchvision(record: logging.LogRecord) -> bool:
@@ -261,8 +255,8 @@ def _quiet() -> Iterator[None]:
         logger.removeFilter(of_torchvision)
 
 
-def _compared(data: bytes, probes: list[Tensor], expected: list[Tensor]) -> dict[str, Any]:
-    """What onnxruntime makes of the graph, against torch's features: for ``config.json``."""
+def _compared(data: bytes, probes: list[Tensor], expected: Tensor) -> dict[str, Any]:
+    """How far onnxruntime's features are from torch's: a table for ``config.json``."""
     runtime = importlib.import_module("onnxruntime")
     options = runtime.SessionOptions()
     options.intra_op_num_threads = 1  # a few images; its threads would spin
@@ -270,8 +264,8 @@ def _compared(data: bytes, probes: list[Tensor], expected: list[Tensor]) -> dict
     (images,) = session.get_inputs()
     if isinstance(images.shape[0], int):
         raise RuntimeError(f"expected a graph for any number of images, got one for {images.shape[0]}")
-    found = [torch.from_numpy(session.run(None, {"images": x.numpy()})[0]) for x in probes]
-    largest, relative = _difference(found, expected, ONNX)
+    features = [torch.from_numpy(session.run(None, {"images": x.numpy()})[0]) for x in probes]
+    largest, relative = _difference(torch.cat(features), expected, ONNX)
     return {
         "sha256": _sha256(data),
         "opset": OPSET,
@@ -281,14 +275,9 @@ def _compared(data: bytes, probes: list[Tensor], expected: list[Tensor]) -> dict
     }
 
 
-def _difference(found: list[Tensor], expected: list[Tensor], name: str) -> tuple[float, float]:
+def _difference(features: Tensor, expected: Tensor, name: str) -> tuple[float, float]:
     """The largest difference, itself and relative to the largest feature; an error if that is too much."""
-    pairs = list(zip(found, expected, strict=True))
-    for got, want in pairs:
-        if got.shape != want.shape:
-            raise RuntimeError(f"expected features of shape {tuple(want.shape)} from {name}, got {tuple(got.shape)}")
-    largest = max(float((got - want).abs().max()) for got, want in pairs)
-    scale = max(float(want.abs().max()) for want in expected)
+    largest, scale = float((features - expected).abs().max()), float(expected.abs().max())
     relative = largest / scale if scale else largest
     if not relative <= TOLERANCE:
         raise RuntimeError(
@@ -299,7 +288,7 @@ def _difference(found: list[Tensor], expected: list[Tensor], name: str) -> tuple
 
 
 def missing_packages() -> str:
-    """What of the packages that write ONNX is missing, and how to get it; nothing if they are all here."""
+    """Which package that writes ONNX is missing, and how to get it; an empty text if all are here."""
     for name in PACKAGES:
         try:
             importlib.import_module(name)

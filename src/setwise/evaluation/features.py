@@ -1,4 +1,4 @@
-"""Features of a whole data set by a frozen encoder, and the proof that it was frozen."""
+"""Features of a whole data set by an encoder, and a check that the encoder stayed frozen."""
 
 from __future__ import annotations
 
@@ -25,24 +25,27 @@ def extract(
 ) -> Tensor:
     """Features [N, F] of every image, float32 on ``device``: eval mode, normalised images, nothing random.
 
-    ``encoder`` is on ``device`` already, and each of its parts has its own mode again afterwards. ``precision`` is
-    what it computes in: "float32" (on a GPU too, without TF32), "bfloat16" by autocast, or "float64" for an encoder
-    of that dtype. ``batch`` images are computed at a time, unless given 1024 on a GPU and 128 on a CPU, which is half
-    the time there (Conv-4, 64x64 pixels); in eval mode a sample's features depend on no other sample, so it changes
-    nothing but the rounding.
+    ``encoder`` is on ``device`` already; afterwards each of its parts has its own mode again. It computes in
+    ``precision``: "float32" (on a GPU too, without TF32), "bfloat16" by autocast, or "float64" for an encoder of that
+    dtype. It computes ``batch`` images at a time, by default 1024 on a GPU and 128 on a CPU, which is fastest there.
+    The batch changes nothing but the rounding: in eval mode no image's features depend on another image.
     """
     check_option(precision, PRECISIONS, "precision")
     if batch is not None:
         check_count(batch, "batch")
-    _check_images(image_set)
-    if not len(image_set):
-        raise ValueError(f"expected at least one image, got none in {image_set!r}")
+    if not isinstance(image_set, ImageSet) or not len(image_set):
+        shape = getattr(image_set, "shape", None)
+        got = repr(image_set) if shape is None else f"a tensor of shape {tuple(shape)}"
+        raise ValueError(
+            "expected images as an ImageSet, which has the mean and std to normalise them by, and not an empty one, "
+            f"got {got:.200}; setwise.data.load gives one, setwise.data.ImageSet(...) makes one of your tensors"
+        )
     device = torch.empty(0, device=device).device  # "cuda" becomes "cuda:0", as tensors call it
     dtype = torch.float64 if precision == "float64" else torch.float32
     _check_encoder(encoder, device, dtype)
     views = preset("none", mean=image_set.mean, std=image_set.std)
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16")
-    found = []
+    chunks = []
     with evaluating(encoder), _without_tf32(device), torch.no_grad(), autocast:
         for images in torch.split(image_set.images, int(batch or (128 if device.type == "cpu" else 1024))):
             samples = torch.zeros(len(images), dtype=torch.int64, device=device)  # nothing is drawn from them
@@ -52,8 +55,8 @@ def extract(
                 raise ValueError(
                     f"expected features of shape ({len(images)}, F) from the encoder, got {tuple(features.shape)}"
                 )
-            found.append(features.float())
-    return torch.cat(found)
+            chunks.append(features.float())
+    return torch.cat(chunks)
 
 
 @contextmanager
@@ -99,15 +102,6 @@ def _same_bits(a: Tensor, b: Tensor) -> bool:
     if (a.shape, a.dtype, a.device) != (b.shape, b.dtype, b.device):
         return False
     return torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8))
-
-
-def _check_images(images: object) -> None:
-    if not isinstance(images, ImageSet):
-        got = f"a tensor of shape {tuple(images.shape)}" if isinstance(images, Tensor) else type(images).__name__
-        raise ValueError(
-            f"expected images as an ImageSet, which has the mean and std to normalise them by, got {got}; "
-            "setwise.data.load gives one, setwise.data.ImageSet(...) makes one of your tensors"
-        )
 
 
 def _check_encoder(encoder: nn.Module, device: torch.device, dtype: torch.dtype) -> None:

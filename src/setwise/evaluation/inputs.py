@@ -1,4 +1,4 @@
-"""Input checks of the evaluations. Nothing here is captured, so values are looked at on every device."""
+"""Input checks of the evaluations. They look at values on every device: nothing here is captured in a graph."""
 
 from __future__ import annotations
 

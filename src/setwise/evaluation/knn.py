@@ -13,8 +13,8 @@ from setwise.evaluation.inputs import check_splits
 from setwise.similarity import normalize
 
 KS = (20, 200)
-# Votes are counted in integers, in this part of the nearest neighbour's: sums of integers do not depend on their
-# order, which a GPU does not keep. 2^40 is finer than float32 by far, and 2^23 neighbours' sum still fits.
+# Votes are integers, of which the nearest neighbour has this many: sums of integers do not depend on their order, which
+# a GPU does not keep. 2^40 is finer than float32 by far, and the sum of 2^23 neighbours still fits.
 ONE_VOTE = 2.0**40
 
 
@@ -38,9 +38,9 @@ def knn_accuracy(
     labels int64. ``k`` is at most N; None is 20 and 200, less those above N, and the result is empty where both are.
     A zero vector has similarity 0 to all.
 
-    Neighbours equally near are taken in the order of the training samples, and of classes with equal votes the
-    first wins. Similarities are computed in float64 and rounded to float32, so that copies of a sample are equally
-    near wherever they stand, and ``chunk``, the test samples worked on at a time, does not matter.
+    Neighbours equally near are taken in the order of the training samples. Of classes with equal votes the first wins.
+    Similarities are computed in float64 and rounded to float32: so copies of a sample are equally near wherever they
+    stand, and ``chunk``, the number of test samples at a time, does not matter.
     """
     check_splits(train_x, train_y, test_x, test_y, classes)
     check_number(temperature, "temperature", above=0)

@@ -3,9 +3,8 @@
 A cost is minus a score of ``setwise.similarity``: the distance itself for Euclidean measures, minus the similarity
 for cosine. Everything is computed in float64 on the CPU, without gradients.
 
-Ties never help. Assignments look at the columns in a fixed random order, so that between equal ones they know nothing
-of the truth: an encoder that maps all items to one point gets about 1/N right, not all of them. Ranks count every
-column that is as near as the true one as nearer.
+Ties never help. Assignments take the columns in a fixed random order: an encoder that maps all items to one point gets
+about 1/N right, not all. Ranks count a column that is as near as the true one as nearer.
 """
 
 from __future__ import annotations
@@ -62,10 +61,9 @@ class Matching:
 
     @cached_property
     def margin(self) -> float:
-        """By how much the second-best assignment costs more than the best: 0 where that is not unique (to rounding).
+        """How much more the second-best assignment costs than the best: 0 where the best is not unique (to rounding).
 
-        Exact. Infinite for N = 1, which has one assignment only. Computed when first asked for, from shortest paths:
-        0.02 to 0.08 s for N = 1,000.
+        Exact; infinite for N = 1. Computed from shortest paths when first used: 0.02 to 0.08 s for N = 1,000.
         """
         return _margin(self.costs.numpy(), self.assignment.numpy())
 
@@ -91,9 +89,8 @@ def match(z_a: Tensor, z_b: Tensor, *, similarity: Similarity = "euclidean") -> 
 
         min_{Y in Pi} tr(C Y^T),    C = -scores
 
-    ``z_a``, ``z_b`` [N, E] are the two views of the same N items in the same order, on any device. Permuting both sets
-    alike permutes the result; scaling both changes nothing but the costs. Exact, O(N^3) at worst: N = 1,000, E = 64
-    takes 0.06 s on one core where most rows come out right, 0.1 s where none do.
+    ``z_a``, ``z_b`` [N, E] are the two views of the same N items in the same order, on any device. Exact, O(N^3) at
+    worst: N = 1,000, E = 64 takes 0.06 s on one core where most rows come out right, 0.1 s where none do.
 
     Examples:
         >>> a = torch.tensor([[0.0], [1.0], [2.0]])
@@ -148,7 +145,7 @@ def match_quadratic(
     check_number(weight, "weight")
     n = len(z_a)
     s, s_a, s_b = (scores(x, y, similarity=similarity) for x, y in ((z_a, z_b), (z_a, z_a), (z_b, z_b)))
-    linear = found = _cheapest(-s.numpy())
+    linear = assignment = _cheapest(-s.numpy())
     if weight and n > 1:
         order = _random_order(n)
         own = torch.outer(s_a.diagonal(), s_b.diagonal())
@@ -160,16 +157,16 @@ def match_quadratic(
             method="faq",
             initial=torch.from_numpy(np.argsort(order)[linear]),
         )
-        found = order[solution.permutation.numpy()]
+        assignment = order[solution.permutation.numpy()]
 
     def objective(p: Ints) -> float:
         return float(quadratic_objective(weight / n * s_a, s_b, torch.from_numpy(p), s))
 
-    found = max(linear, found, key=objective)  # as good to the last digit
+    assignment = max(linear, assignment, key=objective)  # as good to the last digit
     return QuadraticMatching(
-        assignment=torch.from_numpy(found),
-        accuracy=_accuracy(found),
-        objective=objective(found),
+        assignment=torch.from_numpy(assignment),
+        accuracy=_accuracy(assignment),
+        objective=objective(assignment),
         linear_accuracy=_accuracy(linear),
         linear_objective=objective(linear),
     )
@@ -192,8 +189,8 @@ def choose_weight(
         check_number(weight, "weights")
 
     def mean_accuracy(weight: float) -> float:
-        found = [match_quadratic(*pair, weight=weight, similarity=similarity).accuracy for pair in sets]
-        return round(math.fsum(found) / len(found), 12)  # 0.1 + 0.3 and 0.2 + 0.2 are a tie
+        accuracies = [match_quadratic(*pair, weight=weight, similarity=similarity).accuracy for pair in sets]
+        return round(math.fsum(accuracies) / len(accuracies), 12)  # 0.1 + 0.3 and 0.2 + 0.2 are a tie
 
     return float(max(sorted(weights), key=mean_accuracy))
 
@@ -232,8 +229,8 @@ def _cheapest(costs: Floats) -> Ints:
     """The column of each row [N] in the cheapest assignment."""
     order = _random_order(len(costs))
     shuffled = costs[:, order]
-    # What a column costs every row changes no choice, but half of the solver's work is to find that out: columns near
-    # to everything would be taken and taken back.
+    # What a column costs every row changes no choice. Without it the solver has half the work: it would take columns
+    # that are near to everything, and give them back.
     shuffled -= (shuffled - shuffled.min(1, keepdims=True)).min(0)
     cheapest: Ints = order[solve_linear(torch.from_numpy(shuffled)).numpy()]
     return cheapest
@@ -246,17 +243,17 @@ def _greedy(costs: Floats) -> Ints:
     are taken at once. Of equal ones the first row is taken, and for it the first column; then at least one pair is.
     """
     n = len(costs)
-    found = np.empty(n, dtype=np.int64)
+    assignment = np.empty(n, dtype=np.int64)
     rows, columns = np.arange(n), _random_order(n)
     left = costs[:, columns]
     while len(rows):
         nearest = left.argmin(1)
         mutual = left.argmin(0)[nearest] == np.arange(len(rows))
-        found[rows[mutual]] = columns[nearest[mutual]]
+        assignment[rows[mutual]] = columns[nearest[mutual]]
         free = np.ones(len(columns), dtype=bool)
         free[nearest[mutual]] = False
         rows, columns, left = rows[~mutual], columns[free], left[~mutual].compress(free, 1)
-    return found
+    return assignment
 
 
 def _pairs(s: Tensor) -> Tensor:

@@ -49,9 +49,8 @@ def linear_probe(
 ) -> ProbeResult:
     """Test accuracy of one linear layer after the last epoch of Adam on cross-entropy, the paper's protocol.
 
-    Features are [N, F] and [M, F], float32 or float64, labels int64. They are computed once, and that is the same as
-    running the backbone in every step: it is frozen and in eval mode and its images are not augmented, so an image's
-    features are the same in every batch and in every epoch.
+    Features are [N, F] and [M, F], float32 or float64, labels int64. Computing them once is the same as running the
+    encoder in every step: it is frozen, in eval mode, and its images are not augmented.
 
     Every epoch takes all samples in a new order, drawn from (seed, epoch), the last partial batch included. On a GPU
     an epoch is one captured graph. On the CPU the same seed gives the same bits.
@@ -104,8 +103,8 @@ def initial_weights(features: int, classes: int, *, seed: int) -> Tensor:
 class _Regression:
     """Softmax regression in memory that never moves, so that an epoch can be captured: ``order`` in, ``sums`` out.
 
-    The bias is the weight of a constant feature. A step is six small operations, two of them Adam's; what can be is
-    done for all samples at once: their sorting before the epoch's steps, the loss after them.
+    The bias is the weight of a constant feature. A step is six small operations. Samples are sorted before an epoch's
+    steps, all at once, and the loss is computed after them.
     """
 
     def __init__(

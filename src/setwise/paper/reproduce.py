@@ -24,7 +24,7 @@ import torch
 
 import setwise.records as records
 from setwise.checks import check_count
-from setwise.data.sets import split_sizes
+from setwise.data import split_sizes
 from setwise.kernels import processes_share, share_device
 from setwise.locks import Taken, locked
 from setwise.paper.jobs import Job

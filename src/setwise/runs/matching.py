@@ -21,8 +21,7 @@ from torch import Tensor, nn
 
 import setwise.records as records
 from setwise.assignment.linear import matching_accuracy
-from setwise.data import ImageSet, MatchedSet, load, load_matched, matched_halves
-from setwise.data.loading import halves_to_spare
+from setwise.data import ImageSet, MatchedSet, halves_to_spare, load, load_matched, matched_halves
 from setwise.evaluation.features import extract
 from setwise.evaluation.matching import choose_weight, match, match_quadratic
 from setwise.methods import Matching
@@ -53,13 +52,17 @@ def matching_data(recipe: Recipe, root: Path | None) -> MatchingData:
 
     Halves of a set's own test images are the held-out sets; CUHK-03 has none, nor has a folder without a test folder.
     """
-    return _matching_data(recipe.data.source, root, recipe.data.split_seed, recipe.data.instances)
+    data = recipe.data
+    return _matching_data(data.source, root, data.split_seed, data.instances, tuple(data.options.items()))
 
 
 @lru_cache(maxsize=1)  # many runs in a row are of the same data
-def _matching_data(name: str, root: Path | None, seed: int, instances: int | None) -> MatchingData:
+def _matching_data(
+    name: str, root: Path | None, seed: int, instances: int | None, options: tuple[tuple[str, Any], ...]
+) -> MatchingData:
     train_set, val, test = (
-        load_matched(name, root, split=split, seed=seed, instances=instances) for split in ("train", "val", "test")
+        load_matched(name, root, split=split, seed=seed, instances=instances, options=dict(options))
+        for split in ("train", "val", "test")
     )
     sizes = [len(train_set), len(val), len(test)]
     if not all(sizes):
@@ -68,8 +71,8 @@ def _matching_data(name: str, root: Path | None, seed: int, instances: int | Non
             "give more images, or a larger --instances"
         )
     held_out = []
-    if halves_to_spare(name, root):
-        more = matched_halves(load(name, root, split="test"))
+    if halves_to_spare(name):
+        more = matched_halves(load(name, root, split="test", options=dict(options)))
         count = min(HELD_OUT, len(more) // len(test))
         held_out = [
             more.select(torch.arange(i * len(test), (i + 1) * len(test)), split="held out") for i in range(count)

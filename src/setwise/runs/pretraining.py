@@ -246,7 +246,7 @@ def export(path: Path, folder: Path, *, onnx: bool = True) -> dict[str, Path]:
     encoder = encoder_of(found, path).float()
     config = {
         "name": found.recipe.encoder.name,
-        "stem": found.recipe.encoder.options.get("stem", "cifar"),
+        "options": found.recipe.encoder.options,
         "mean": found.data["mean"],
         "std": found.data["std"],
         "classes": found.data["classes"],

@@ -1,8 +1,8 @@
 """Decode cuhk-03.mat in a process of its own: ``python cuhk03_mat.py MAT BOXES HEIGHT WIDTH OUT``.
 
-The HDF5 library is C code that trusts the file. A damaged one may take it down or keep it busy for ever; then this
-process ends, and not the one that wanted the images. It is run as a file and imports nothing of the package, which
-would cost it seconds. Exit status 3 and one line on stderr say what is wrong with the file, 4 with writing to OUT.
+The HDF5 library is C code that trusts the file. A damaged file may crash it or keep it busy for ever; then this
+process ends, not the caller's. It imports nothing of the package, which would take seconds. One line on stderr says
+what is wrong: with the file (exit status 3) or with writing to OUT (4).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def images(file: Any, boxes: str) -> list[tuple[int, int, int, Any]]:
     pairs = cells(file, file[boxes], repr(boxes)).ravel()
     if len(pairs) != PAIRS:
         raise Refused(f"expected {PAIRS} camera pairs in {boxes!r}, got {len(pairs)}")
-    found = []
+    listed = []
     for pair, pair_ref in enumerate(pairs):
         what = f"camera pair {pair + 1} of {boxes!r}"
         shots = cells(file, file[pair_ref], what)
@@ -81,10 +81,10 @@ def images(file: Any, boxes: str) -> list[tuple[int, int, int, Any]]:
                     raise Refused(
                         f"expected {name} to be uint8 of shape (3, W, H), got {dataset.dtype} {dataset.shape}"
                     )
-                found.append((pair, identity, shot, dataset.ref))
-    if not found:
+                listed.append((pair, identity, shot, dataset.ref))
+    if not listed:
         raise Refused(f"expected images in {boxes!r}, got empty cells only")
-    return found
+    return listed
 
 
 def convert(mat: Path, boxes: str, size: tuple[int, int]) -> dict[str, Any]:
@@ -93,12 +93,12 @@ def convert(mat: Path, boxes: str, size: tuple[int, int]) -> dict[str, Any]:
     from PIL import Image
 
     with h5py.File(mat, "r") as file:
-        found = images(file, boxes)
-        keys = sorted({(pair, identity) for pair, identity, _, _ in found})
+        listed = images(file, boxes)
+        keys = sorted({(pair, identity) for pair, identity, _, _ in listed})
         number = {key: k for k, key in enumerate(keys)}
-        pixels = np.empty((len(found), 3, *size), np.uint8)
-        table = np.empty((len(found), 3), np.int64)
-        for k, (pair, identity, shot, reference) in enumerate(found):
+        pixels = np.empty((len(listed), 3, *size), np.uint8)
+        table = np.empty((len(listed), 3), np.int64)
+        for k, (pair, identity, shot, reference) in enumerate(listed):
             picture = Image.fromarray(np.ascontiguousarray(file[reference][()].T))  # [3, W, H] -> [H, W, 3]
             pixels[k] = np.asarray(picture.resize(size[::-1], Image.Resampling.BILINEAR)).transpose(2, 0, 1)
             table[k] = number[pair, identity], shot // SHOTS_PER_VIEW, shot % SHOTS_PER_VIEW
@@ -107,7 +107,7 @@ def convert(mat: Path, boxes: str, size: tuple[int, int]) -> dict[str, Any]:
 
 
 def end_with_parent() -> None:
-    """Ask Linux to end this process, whatever it is at, when its parent, which holds standard input open, is gone."""
+    """Ask Linux to end this process when its parent, which holds standard input open, is gone."""
     import fcntl
 
     fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())

@@ -9,12 +9,12 @@ import re
 import time
 import urllib.error
 import urllib.request
-from email.message import Message
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from setwise.data.decode import progress_bar
-from setwise.data.errors import DataError
+from setwise.data.api import DataError
+from setwise.data.progress import progress_bar
 
 CHUNK = 2**18
 TIMEOUT = 30.0  # seconds without a byte
@@ -33,36 +33,33 @@ def download(url: str, dest: Path, *, most_bytes: int) -> None:
 
     What has come so far is kept beside it as ``.part``, also when the process ends, and the next call goes on from
     there: it asks for the rest only if the file is still the same (If-Range with the server's ETag or date), and
-    starts again if the server sends the whole. A checksum afterwards is the caller's business.
+    starts again if the server sends the whole. The caller compares checksums.
     """
     part, notes = dest.with_name(dest.name + ".part"), dest.with_name(dest.name + ".part.json")
     dest.parent.mkdir(parents=True, exist_ok=True)
     best = failures = 0
-    bar, progress = progress_bar(shown=True)
-    with bar:
-        task = progress.add_task(f"downloading {dest.name}", total=None) if progress else None
-        for _ in range(MOST_ATTEMPTS):
+    with progress_bar() as bar:
+        task = bar.add_task(f"downloading {dest.name}", total=None)
+
+        def show(done: int, total: int | None) -> None:
+            bar.update(task, total=total, completed=done)
+
+        for attempt in range(1, MOST_ATTEMPTS + 1):
             try:
-                _attempt(url, part, notes, most_bytes, progress, task)
+                _attempt(url, part, notes, most_bytes, show)
                 break
             except _Broken as error:
                 size = _size(part)
                 failures = 1 if size > best else failures + 1
-                best, problem = max(best, size), str(error)
-            if failures >= ATTEMPTS:
-                raise _gave_up(url, problem, _size(part))
+                best = max(best, size)
+                if failures >= ATTEMPTS or attempt == MOST_ATTEMPTS:
+                    raise DataError(
+                        f"expected to download {url}, got {error}; {size:,} bytes are kept: run the same again to go "
+                        "on, or download it by other means and give its path as the source"
+                    ) from error
             time.sleep(WAIT * 2 ** (failures - 1))
-        else:
-            raise _gave_up(url, problem, _size(part))
     os.replace(part, dest)
     notes.unlink(missing_ok=True)
-
-
-def _gave_up(url: str, problem: str, size: int) -> DataError:
-    return DataError(
-        f"expected to download {url}, got {problem}; {size:,} bytes are kept: run the same again to go on, "
-        "or download it by other means and give its path as the source"
-    )
 
 
 def _opener() -> urllib.request.OpenerDirector:
@@ -81,7 +78,8 @@ def _opener() -> urllib.request.OpenerDirector:
     return opener
 
 
-def _attempt(url: str, part: Path, notes: Path, most_bytes: int, progress: Any, task: Any) -> None:
+def _attempt(url: str, part: Path, notes: Path, most_bytes: int, show: Callable[[int, int | None], None]) -> None:
+    """One connection: add what comes to ``part``; raise _Broken where another attempt may bring the rest."""
     known = _read_notes(notes, url)
     have = _size(part) if known else 0
     headers = {"User-Agent": "setwise", "Accept-Encoding": "identity"}
@@ -119,12 +117,13 @@ def _attempt(url: str, part: Path, notes: Path, most_bytes: int, progress: Any, 
             have = 0  # the server sends the whole: it cannot do parts, or the file has changed
         if total is not None and total > most_bytes:
             raise DataError(f"expected at most {most_bytes:,} bytes at {url}, got {total:,}; this is another file")
-        validator = _validator(response.headers)
+        tag = response.headers.get("ETag")
+        strong = tag and not tag.startswith("W/")  # If-Range takes a strong one, or the date
+        validator = tag if strong else response.headers.get("Last-Modified")
         notes.write_text(json.dumps({"url": url, "validator": validator, "total": total}))
         with part.open("ab" if have else "wb") as out:
             while True:
-                if progress:
-                    progress.update(task, total=total, completed=have)
+                show(have, total)
                 try:
                     chunk = response.read1(CHUNK)  # what is there: read() would lose it when the rest does not come
                 except (OSError, http.client.HTTPException) as error:
@@ -137,12 +136,6 @@ def _attempt(url: str, part: Path, notes: Path, most_bytes: int, progress: Any, 
                 out.write(chunk)
     if total is not None and have != total:
         raise _Broken(f"a connection that ended at {have:,} of {total:,} bytes")
-
-
-def _validator(headers: Message) -> str | None:
-    """What If-Range may name: a strong ETag, else the date."""
-    tag = headers.get("ETag")
-    return tag if tag and not tag.startswith("W/") else headers.get("Last-Modified")
 
 
 def _read_notes(notes: Path, url: str) -> dict[str, Any]:

@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from setwise.data.root import PLACE, root_of
+from setwise.data.root import OPTION, root_of
 from setwise.locks import Taken, locked
 
 FOLDER = ".decoded"
 
 
 def signature(sources: Iterable[Path]) -> str:
-    """A word that changes when a source file is added, removed, renamed, resized or written to."""
+    """A short text that changes when a source file is added, removed, renamed, resized or written to."""
     digest = hashlib.sha256()
     for path in sources:
         stat = path.stat()
@@ -31,26 +31,27 @@ def signature(sources: Iterable[Path]) -> str:
 
 
 def cached(
-    root: Path, key: str, sources: Iterable[Path], names: tuple[str, ...], build: Callable[[Path], None]
+    root: Path, name: str, place: Path, sources: Iterable[Path], arrays: tuple[str, ...], build: Callable[[Path], None]
 ) -> list[npt.NDArray[Any]]:
-    """The arrays ``names`` that ``build(folder)`` writes as .npy files, built only if the sources changed.
+    """The ``arrays`` that ``build(folder)`` writes as .npy files, built only if the ``sources`` at ``place`` changed.
 
     They are kept below ``root``, or below the default root where that cannot be written, or, with a warning, nowhere.
     They are mapped copy-on-write: writing to them changes no file. The folder appears under its final name, which
-    holds the sources' signature, only when it is complete; older ones of the same ``key`` are removed.
+    holds the sources' signature, only when it is complete; older ones of the same ``name`` and ``place`` are removed.
     """
-    name, folders = f"{key}-{signature(sources)}", _folders(root)
+    key = f"{name}-{hashlib.sha256(os.fsencode(place.resolve())).hexdigest()[:8]}"
+    full, folders = f"{key}-{signature(sources)}", _folders(root)
     for folder in folders:
-        if (found := _open(folder / name, names)) is not None:
-            return found
+        if (stored := _open(folder / full, arrays)) is not None:
+            return stored
     for folder in folders:
-        with ExitStack() as held:
+        with ExitStack() as stack:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
-                held.enter_context(locked(folder / f"{key}.lock", option=PLACE, wait=True))
+                stack.enter_context(locked(folder / f"{key}.lock", option=OPTION, wait=True))
             except (OSError, Taken):  # it cannot be written, or has no locks
                 continue
-            return _kept(folder / name, key, names, build)
+            return _build(folder / full, key, arrays, build)
     warnings.warn(
         f"expected to keep decoded images in {' or '.join(map(str, folders))}, got no place with locks that "
         "can be written; they are decoded each time: set SETWISE_DATA to a folder that you can write to",
@@ -60,7 +61,7 @@ def cached(
     # What is mapped stays when its file is removed; where a system does not remove it, it is left behind.
     with TemporaryDirectory(prefix="setwise-", ignore_cleanup_errors=True) as partial:
         build(Path(partial))
-        return _complete(Path(partial), names)
+        return _complete(Path(partial), arrays)
 
 
 def _folders(root: Path) -> list[Path]:
@@ -71,17 +72,17 @@ def _folders(root: Path) -> list[Path]:
     return list(dict.fromkeys(place / FOLDER for place in roots))
 
 
-def _kept(place: Path, key: str, names: tuple[str, ...], build: Callable[[Path], None]) -> list[npt.NDArray[Any]]:
+def _build(place: Path, key: str, arrays: tuple[str, ...], build: Callable[[Path], None]) -> list[npt.NDArray[Any]]:
     """Build into ``place``, unless another process just did."""
-    if (found := _open(place, names)) is not None:
-        return found
+    if (stored := _open(place, arrays)) is not None:
+        return stored
     for stale in (*place.parent.glob(f"{key}-*"), *place.parent.glob(f".{key}-*")):
         shutil.rmtree(stale, ignore_errors=True)
     partial = place.with_name(f".{key}-partial")
     partial.mkdir()
     try:
         build(partial)
-        for file in partial.iterdir():  # to the disk before it gets its final name, as in source.py
+        for file in partial.iterdir():  # to the disk before it gets its final name, as in installing.py
             with file.open("r+b") as stream:
                 os.fsync(stream.fileno())
         os.replace(partial, place)
@@ -89,18 +90,18 @@ def _kept(place: Path, key: str, names: tuple[str, ...], build: Callable[[Path],
         raise OSError(f"expected to keep decoded images in {place.parent}, got: {error}; is the disk full?") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    return _complete(place, names)
+    return _complete(place, arrays)
 
 
-def _complete(place: Path, names: tuple[str, ...]) -> list[npt.NDArray[Any]]:
-    if (found := _open(place, names)) is None:
-        raise OSError(f"expected {', '.join(names)} in {place} after decoding, got damaged files; is the disk full?")
-    return found
+def _complete(place: Path, arrays: tuple[str, ...]) -> list[npt.NDArray[Any]]:
+    if (stored := _open(place, arrays)) is None:
+        raise OSError(f"expected {', '.join(arrays)} in {place} after decoding, got damaged files; is the disk full?")
+    return stored
 
 
-def _open(place: Path, names: tuple[str, ...]) -> list[npt.NDArray[Any]] | None:
+def _open(place: Path, arrays: tuple[str, ...]) -> list[npt.NDArray[Any]] | None:
     try:
         # Copy-on-write rather than read-only: torch has no read-only tensors, and warns.
-        return [np.load(place / f"{name}.npy", mmap_mode="c", allow_pickle=False) for name in names]
+        return [np.load(place / f"{name}.npy", mmap_mode="c", allow_pickle=False) for name in arrays]
     except (FileNotFoundError, NotADirectoryError, PermissionError, ValueError, EOFError):
         return None

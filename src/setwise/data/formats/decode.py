@@ -1,23 +1,22 @@
-"""PNG and JPEG files to arrays, with Pillow; whatever is wrong with a file is an error that names it."""
+"""Read PNG and JPEG files with Pillow. An error names the file and what is wrong with it."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from setwise.checks import see
-from setwise.data.errors import DataError
-from setwise.data.limits import IMAGE_FILE, IMAGE_PIXELS, PIXELS_PER_BYTE, open_plain, set_bytes
+from setwise.data.api import DataError
+from setwise.data.fetching.limits import IMAGE_FILE, IMAGE_PIXELS, LARGEST_SIZE, PIXELS_PER_BYTE, open_plain, set_bytes
+from setwise.data.progress import progress_bar
 
-if TYPE_CHECKING:
-    from rich.progress import Progress
-
+Size = int | tuple[int, int]  # of both sides, or (height, width)
 SUFFIXES = (".png", ".jpg", ".jpeg")
 # Pillow's other readers are many, old, and not needed.
 FORMATS = ("PNG", "JPEG")
@@ -25,6 +24,16 @@ FORMATS = ("PNG", "JPEG")
 MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
 RESIZE = "resize the files, or in Python pass size=(height, width)"
 SHOW_PROGRESS_FROM = 2_000  # images; fewer take about a second
+
+
+def height_and_width(size: Size) -> tuple[int, int]:
+    """``size`` as (height, width)."""
+    pair = size if isinstance(size, tuple) else (size, size)
+    if not 1 <= min(pair) <= max(pair) <= LARGEST_SIZE:
+        raise ValueError(
+            f"expected size to be (height, width) or one number for both, 1 to {LARGEST_SIZE} each, got {size!r}"
+        )
+    return pair
 
 
 def is_image(path: Path) -> bool:
@@ -40,7 +49,7 @@ def read_image(path: Path, size: tuple[int, int] | None = None) -> npt.NDArray[n
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    """The Pillow image in a file, of which only the header is read, and within the limits; not yet its pixels."""
+    """Open an image within the limits. Only its header is read here, not its pixels."""
     from PIL import Image
 
     try:
@@ -81,39 +90,36 @@ def read_images(paths: Sequence[Path], size: tuple[int, int] | None, *, exact: b
 
     Without ``size`` they must all be as large as the first one; with ``exact`` they must be of ``size`` already.
     """
+    if not paths:
+        raise DataError("expected at least one image, got none; nothing says how large they are")
     resize = None if exact else size
     if size is not None:
         out = _room(len(paths), size[0] * size[1])
-    elif paths:
+    else:
         with _opened(paths[0]) as image:
             out = _room(len(paths), image.width * image.height)  # before a pixel of them is decoded
             size = to_array(image, None).shape[:2]
-    else:
-        raise DataError("expected at least one image, got none; nothing says how large they are")
     out = out.reshape(len(paths), 3, *size)
-    bar, progress = progress_bar(len(paths) >= SHOW_PROGRESS_FROM)
-    with bar:
-        task = progress.add_task("decoding images", total=len(paths)) if progress else None
+    with progress_bar(shown=len(paths) >= SHOW_PROGRESS_FROM) as bar:
+        task = bar.add_task("decoding images", total=len(paths))
         for k, path in enumerate(paths):
             with _opened(path) as image:
-                # One of another size is known by its header. One that lies on its side may be of the same.
+                # The header tells another number of pixels. A photo on its side has the same number.
                 decode = resize is not None or image.width * image.height == size[0] * size[1]
                 pixels = to_array(image, resize) if decode else None
                 shape = image.size[::-1] if pixels is None else pixels.shape[:2]
             if pixels is None or shape != size:
                 raise DataError(
-                    f"expected {path} to be {size[0]}x{size[1]} (height x width) like the others, "
-                    f"got {shape[0]}x{shape[1]}; "
-                    + ("fetch the data set again" if exact else f"{RESIZE}, {see('how-to/your-data#one-size')}")
+                    f"expected {path} to be {size[0]}x{size[1]} (height x width) like the others, got "
+                    f"{shape[0]}x{shape[1]}; {RESIZE}, or fetch the data set again, {see('how-to/your-data#one-size')}"
                 )
             out[k] = pixels.transpose(2, 0, 1)
-            if progress and task is not None and k % 100 == 0:
-                progress.update(task, completed=k)
+            bar.advance(task)
     return out
 
 
 def _room(count: int, pixels: int) -> npt.NDArray[np.uint8]:
-    """Memory for RGB images [N, 3, pixels], if there is as much."""
+    """Memory for RGB images [N, 3, pixels]; raises if there is not enough."""
     needed, most = 3 * count * pixels, set_bytes()
     limit = f"{most:,} bytes of memory"
     try:
@@ -125,21 +131,3 @@ def _room(count: int, pixels: int) -> npt.NDArray[np.uint8]:
         f"expected images that take at most {limit}, got {count:,} of {pixels:,} pixels, which take {needed:,} bytes; "
         f"{RESIZE}, or use fewer, {see('how-to/your-data#limits')}"
     )
-
-
-def progress_bar(shown: bool) -> tuple[AbstractContextManager[Any], Progress | None]:
-    """A rich progress bar on stderr, or nothing where nobody looks."""
-    if not shown:
-        return nullcontext(), None
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f} %"),
-        TimeRemainingColumn(),
-    )
-    bar = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
-    return bar, bar

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import subprocess
@@ -15,27 +14,44 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from setwise.checks import check_option, see
-from setwise.data import cuhk03_mat
-from setwise.data.cache import cached
-from setwise.data.decode import is_image, read_images
-from setwise.data.errors import DataError
-from setwise.data.folder import is_folder
-from setwise.data.sets import DEFAULT_MEAN, DEFAULT_STD, PADDING, ImageSet, MatchedSet
+import setwise.register as register
+from setwise.checks import see
+from setwise.data.api import PADDING, DataError, MatchedSet
+from setwise.data.fetching.cache import cached
+from setwise.data.fetching.published import MB, Published
+from setwise.data.formats import cuhk03_mat
+from setwise.data.formats.decode import Size, height_and_width, is_image, read_images
+from setwise.data.formats.folder import is_folder
 
-Boxes = Literal["labeled", "detected"]
-BOXES: tuple[Boxes, ...] = ("labeled", "detected")
-SPLITS = ("train", "val", "test", "all")
+NAME, MAT = "cuhk03", "cuhk-03.mat"
+IDENTITIES = 1467  # of the real set
+Boxes = Literal["labeled", "detected"]  # drawn by hand, or found by a detector
 SIZE = (128, 64)  # height, width
-MAT = "cuhk-03.mat"
 PICTURE = re.compile(r"(?P<identity>.+)_0(?P<shot>[0-9])\.(jpg|jpeg|png)", re.IGNORECASE)
 TOO_HIGH = re.compile(r".+_[1-9][0-9]")  # a shot, counted from 1 or for all cameras
 SHOTS_PER_VIEW = cuhk03_mat.SHOTS_PER_VIEW
 CONVERSION_LIMIT = cuhk03_mat.SECONDS
 
 
+@register.data(NAME, about="People seen by two cameras, 14,096 images of 1,467 identities, 3x128x64; fetched by hand.")
+def cuhk03(
+    root: Path, split: str, source_path: Path | None = None, *, boxes: Boxes = "labeled", size: Size = SIZE
+) -> MatchedSet:
+    """All identities that both cameras saw.
+
+    A folder of pictures has one kind of ``boxes``. All images are resized (bilinear) to ``size`` and kept decoded below
+    ``root``.
+    """
+    return _matched(*_decoded(PUBLISHED.located(root, source_path), root, boxes, height_and_width(size)))
+
+
 def find(path: Path) -> Path | None:
-    """The .mat file at or below ``path``, or ``path`` itself if pictures IDENTITY_SHOT.jpg are in it."""
+    """``path``, if cuhk-03.mat or pictures IDENTITY_SHOT.jpg are there."""
+    return path if _find(path) is not None else None
+
+
+def _find(path: Path) -> Path | None:
+    """The .mat file at or below ``path``, or ``path`` itself if pictures are in it."""
     if path.is_file():
         return path if path.suffix == ".mat" else None
     for place in (path / MAT, path / "cuhk03_release" / MAT):
@@ -43,21 +59,6 @@ def find(path: Path) -> Path | None:
             return place
     # One picture of such a name may lie beside train/CLASS/, too.
     return path if path.is_dir() and _pictures(path) and not is_folder(path) else None
-
-
-def load_matched(
-    path: Path, split: str, root: Path, *, boxes: Boxes = "labeled", size: tuple[int, int] = SIZE, seed: int = 0
-) -> MatchedSet:
-    """The identities seen by both cameras, split 70/15/15 at random by identity; ``split="all"`` has all of them.
-
-    ``boxes`` drawn by hand ("labeled") or found by a detector; a folder of pictures has only one kind. All images
-    are resized (bilinear) to ``size`` and kept decoded below ``root``. Mean 0.5, std 0.25: none are published.
-    """
-    check_option(split, SPLITS, "split")
-    check_option(boxes, BOXES, "boxes")
-    images, table, names = _decoded(path, root, boxes, size)
-    whole = _matched(torch.from_numpy(images), table, names)
-    return whole if split == "all" else whole.parts(seed=seed)[split]
 
 
 def count_identities(path: Path, root: Path) -> tuple[int, int]:
@@ -71,51 +72,25 @@ def _decoded(
     path: Path, root: Path, boxes: Boxes, size: tuple[int, int]
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], list[str]]:
     """All images [M, 3, H, W], their rows (identity, view, shot) [M, 3], and the names of the identities."""
-    place = find(path)
+    place = _find(path)
     if place is None:
         raise DataError(f"expected {MAT} or pictures IDENTITY_SHOT.jpg in {path}, got neither")
-    where = hashlib.sha256(str(place.resolve()).encode(errors="surrogateescape")).hexdigest()[:8]
-    arrays = ("images", "table", "names")
-    if place.is_file():
-        images, table, names = cached(
-            root,
-            f"cuhk03-{boxes}-{size[0]}x{size[1]}-{where}",
-            [place],
-            arrays,
-            lambda partial: _convert(place, boxes, size, partial),
-        )
-    else:
-        pictures = _pictures(place)
-        _check_shots(place)
-        images, table, names = cached(
-            root,
-            f"cuhk03-{size[0]}x{size[1]}-{where}",
-            pictures,
-            arrays,
-            lambda partial: _decode(pictures, size, partial),
-        )
+    pictures = [] if place.is_file() else _checked_pictures(place)
+
+    def build(partial: Path) -> None:
+        if pictures:
+            _decode(pictures, size, partial)
+        else:
+            _convert(place, boxes, size, partial)
+
+    kind = "" if pictures else f"{boxes}-"
+    images, table, names = cached(
+        root, f"cuhk03-{kind}{size[0]}x{size[1]}", place, pictures or [place], ("images", "table", "names"), build
+    )
     return images, table, [str(name) for name in names]
 
 
-def load(path: Path, split: str, root: Path, *, boxes: Boxes, size: tuple[int, int], seed: int) -> ImageSet:
-    """The same images with their identity as the label; the identities of two splits are disjoint."""
-    found = load_matched(path, split, root, boxes=boxes, size=size, seed=seed)
-    labels = torch.empty(len(found.images), dtype=torch.long, device="cpu")
-    for shots in (found.shots_a, found.shots_b):
-        rows, columns = (shots != PADDING).nonzero(as_tuple=True)
-        labels[shots[rows, columns]] = rows
-    return ImageSet(
-        name=found.name,
-        split=found.split,
-        images=found.images,
-        labels=labels,
-        classes=found.identities,
-        mean=found.mean,
-        std=found.std,
-    )
-
-
-def _matched(images: torch.Tensor, table: npt.NDArray[np.int64], names: list[str]) -> MatchedSet:
+def _matched(images: npt.NDArray[np.uint8], table: npt.NDArray[np.int64], names: list[str]) -> MatchedSet:
     """Index tables from rows (identity, view, shot) in order; identities that lack a view are left out."""
     listed: list[tuple[list[int], list[int]]] = [([], []) for _ in names]
     order = np.lexsort((table[:, 2], table[:, 1], table[:, 0]))
@@ -133,14 +108,12 @@ def _matched(images: torch.Tensor, table: npt.NDArray[np.int64], names: list[str
         for view in (0, 1)
     ]
     whole = MatchedSet(
-        name="cuhk03",
+        name=NAME,
         split="all",
-        images=images,
+        images=torch.from_numpy(images),
         shots_a=tables[0],
         shots_b=tables[1],
         identities=tuple(names[k] for k in both),
-        mean=(DEFAULT_MEAN,) * 3,
-        std=(DEFAULT_STD,) * 3,
     )
     used = sum(len(view) for k in both for view in listed[k])
     # Shots of dropped identities must not come back as unlabelled images.
@@ -151,8 +124,8 @@ def _pictures(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if is_image(path) and PICTURE.fullmatch(path.name))
 
 
-def _check_shots(folder: Path) -> None:
-    """Raise if pictures are numbered otherwise: shots counted from 1 would be taken for the wrong camera's."""
+def _checked_pictures(folder: Path) -> list[Path]:
+    """The pictures; raises if they are numbered otherwise, as shots from 1 would be taken for the wrong camera's."""
     for path in folder.iterdir():
         if is_image(path) and TOO_HIGH.fullmatch(path.stem):
             raise DataError(
@@ -160,6 +133,7 @@ def _check_shots(folder: Path) -> None:
                 "rename all of them so that 00 to 04 are one camera's and 05 to 09 the other's, "
                 + see("how-to/your-data#cuhk-03")
             )
+    return _pictures(folder)
 
 
 def _decode(pictures: list[Path], size: tuple[int, int], partial: Path) -> None:
@@ -191,15 +165,27 @@ def _convert(mat: Path, boxes: Boxes, size: tuple[int, int], partial: Path) -> N
         done = subprocess.run(
             command, stdin=theirs, capture_output=True, text=True, errors="replace", timeout=CONVERSION_LIMIT
         )
-        said = done.stderr.strip() or f"the HDF5 library ended with status {done.returncode}"
-    except subprocess.TimeoutExpired:
-        said = f"no end after {CONVERSION_LIMIT} s"
-    else:
+        problem = done.stderr.strip() or f"the HDF5 library ended with status {done.returncode}"
         if done.returncode == 0:
             return
         if done.returncode == cuhk03_mat.UNWRITTEN:
-            raise OSError(said)
+            raise OSError(problem)
+    except subprocess.TimeoutExpired:
+        problem = f"no end after {CONVERSION_LIMIT} s"
     finally:
         os.close(theirs)
         os.close(ours)
-    raise DataError(f"expected {mat} to be the official {MAT} (MATLAB v7.3), got: {said}; copy or download it again")
+    raise DataError(f"expected {mat} to be the official {MAT} (MATLAB v7.3), got: {problem}; copy or download it again")
+
+
+PUBLISHED = Published(
+    name=NAME,
+    find=find,  # no more is verified: a set may have fewer identities than the real one
+    download=1100 * MB,
+    most_bytes=4000 * MB,
+    most_files=60_000,
+    by_hand=(
+        "its makers send a link on request (the CUHK person re-identification page, CUHK03); "
+        "then run `setwise data fetch cuhk03 --source cuhk-03.mat`"
+    ),
+)

@@ -1,6 +1,6 @@
-"""What a file from outside may take. Each limit is checked before the memory is taken.
+"""Limits of files from outside, each checked before the memory is taken.
 
-What a data set unpacks to (bytes, files) is in the catalogue, what cuhk-03.mat may hold in cuhk03_mat.py.
+Two are elsewhere: what a data set unpacks to is in its ``Published``, what cuhk-03.mat may hold in cuhk03_mat.py.
 docs/how-to/your-data.md#limits has a table of all of them.
 """
 
@@ -12,7 +12,7 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
-from setwise.data.errors import DataError
+from setwise.data.api import DataError
 
 # Archives
 TAR_HEADER = 4096  # bytes of a long name or a pax header; tarfile reads them whole, and pax in quadratic time
@@ -37,7 +37,8 @@ MANIFEST_FILE = 64 * 2**20
 def open_plain(path: Path, *, most_bytes: int | None = None) -> io.BufferedReader:
     """Open a file to read; refuse what is no plain file, such as a FIFO, and what is longer than ``most_bytes``.
 
-    The opened file is looked at, not its name: nobody can exchange it in between. Opening a FIFO does not wait.
+    It checks the opened file, not its name, so that the file cannot be exchanged in between. It does not wait for a
+    FIFO.
     """
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     try:

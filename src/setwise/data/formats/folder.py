@@ -6,11 +6,12 @@ from pathlib import Path
 
 import torch
 
+import setwise.register as register
 from setwise.checks import check_option, see
-from setwise.data.decode import RESIZE, is_image, read_image, read_images
-from setwise.data.errors import DataError
-from setwise.data.sets import DEFAULT_MEAN, DEFAULT_STD, ImageSet
+from setwise.data.api import DataError, ImageSet
+from setwise.data.formats.decode import Size, height_and_width, is_image, read_image, read_images
 
+NAME = "image-folder"
 SPLITS = ("train", "test", "val")
 
 
@@ -20,13 +21,17 @@ def is_folder(folder: Path) -> bool:
     return train.is_dir() and any(path.is_dir() for path in train.iterdir())
 
 
-def load(folder: Path, split: str, size: tuple[int, int] | None) -> ImageSet:
+@register.data(NAME, about="Your own images, train/CLASS/*.png|jpg: give the path of the folder in place of a name.")
+def image_folder(root: Path, split: str, source_path: Path | None = None, *, size: Size | None = None) -> ImageSet:
     """One split, in memory, as RGB; labels count the sorted class folders of train.
 
-    ``split="test"`` takes val where there is no test folder. ``size`` = (height, width) resizes (bilinear); without it
-    all images must be of one size, that of train. Mean 0.5 and std 0.25: nothing is known about the images.
+    ``split="test"`` takes val where there is no test folder. ``size`` resizes (bilinear); without it all images must be
+    of one size, that of train.
     """
     check_option(split, SPLITS, "split")
+    if source_path is None:
+        raise DataError(f"expected the path of a folder of images, got its kind, {NAME!r}; give the path instead")
+    folder = source_path
     if split == "test" and not (folder / "test").is_dir():
         split = "val"
         if not (folder / "val").is_dir():
@@ -43,23 +48,23 @@ def load(folder: Path, split: str, size: tuple[int, int] | None) -> ImageSet:
     for place in _class_folders(folder / split):
         if place.name not in number:
             raise DataError(f"expected the classes of {folder / 'train'}, got {place.name!r} in {folder / split} too")
-        found = _images(place, empty=split != "train")
-        paths += found
-        labels += [number[place.name]] * len(found)
+        files = _images(place, empty=split != "train")
+        paths += files
+        labels += [number[place.name]] * len(files)
     if not paths:
         raise DataError(
             f"expected images as {folder / split}/CLASS/*.png or *.jpg, got none; {see('how-to/your-data#folder')}"
         )
-    if split != "train" and size is None:
-        _check_size(paths[0], _images(train[0])[0])
+    shape = None if size is None else height_and_width(size)
+    of_train = shape is None and split != "train"
+    if of_train:
+        shape = read_image(_images(train[0])[0]).shape[:2]
     return ImageSet(
         name=folder.name,
         split=split,
-        images=torch.from_numpy(read_images(paths, size)),
+        images=torch.from_numpy(read_images(paths, shape, exact=of_train)),
         labels=torch.tensor(labels, device="cpu"),
         classes=classes,
-        mean=(DEFAULT_MEAN,) * 3,
-        std=(DEFAULT_STD,) * 3,
     )
 
 
@@ -72,8 +77,8 @@ def _images(place: Path, *, empty: bool = False) -> list[Path]:
             f"expected the images of a class in {place} itself, got {inner} there; move such images up, or their "
             f"folder beside the other classes, {see('how-to/your-data#folder')}"
         )
-    if found := sorted(path for path in place.iterdir() if is_image(path)):
-        return found
+    if files := sorted(path for path in place.iterdir() if is_image(path)):
+        return files
     others = [path for path in place.iterdir() if path.is_file() and not path.name.startswith(".")]
     if empty and not others:
         return []
@@ -82,15 +87,6 @@ def _images(place: Path, *, empty: bool = False) -> list[Path]:
         f"expected .png, .jpg or .jpeg files in {place}, got {f'only {endings}' if others else 'no files'}; "
         f"convert them, or move the folder away, {see('how-to/your-data#folder')}"
     )
-
-
-def _check_size(image: Path, of_train: Path) -> None:
-    got, expected = (read_image(path).shape[:2] for path in (image, of_train))
-    if got != expected:
-        raise DataError(
-            f"expected {image} to be {expected[0]}x{expected[1]} (height x width) like {of_train}, "
-            f"got {got[0]}x{got[1]}; {RESIZE}, {see('how-to/your-data#one-size')}"
-        )
 
 
 def _class_folders(folder: Path) -> list[Path]:

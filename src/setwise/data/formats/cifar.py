@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -10,11 +11,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+import setwise.register as register
 from setwise.checks import check_option
-from setwise.data.errors import DataError
-from setwise.data.pickles import read_batch
-from setwise.data.sets import ImageSet
+from setwise.data.api import DataError, ImageSet
+from setwise.data.fetching.published import MB, Archive, Published, file_digest
+from setwise.data.formats.pickles import read_batch
 
+TORONTO = "https://www.cs.toronto.edu/~kriz"
 SPLITS = ("train", "test")
 PIXELS = 3 * 32 * 32
 Layout = Literal["binary", "python"]
@@ -45,6 +48,7 @@ class Spec:
     records: dict[str, int]  # images in one file of each split
     label_bytes: int  # in a binary record; the last of them is the (fine) label
     label_key: str  # in a python batch
+    archives: tuple[Archive, ...]
     digests: dict[str, str]  # of the makers' files: MD5 of the python, SHA-1 of the binary ones
 
 
@@ -58,6 +62,10 @@ CIFAR10 = Spec(
     records={"train": 10_000, "test": 10_000},
     label_bytes=1,
     label_key="labels",
+    archives=(
+        Archive(f"{TORONTO}/cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530"),
+        Archive(f"{TORONTO}/cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a"),
+    ),
     digests={
         "data_batch_1": "c99cafc152244af753f735de768cd75f",
         "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
@@ -83,39 +91,52 @@ CIFAR100 = Spec(
     records={"train": 50_000, "test": 10_000},
     label_bytes=2,
     label_key="fine_labels",
+    archives=(
+        Archive(f"{TORONTO}/cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8"),
+        Archive(f"{TORONTO}/cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85"),
+    ),
     digests={"train": "16019d7e3df5f24257cddd939b257f8d", "test": "f0ef6b0ae62326f3e7ffdfab6717acfc"},
 )
 SPECS = {spec.name: spec for spec in (CIFAR10, CIFAR100)}
 
 
-def find(name: str, folder: Path) -> tuple[Path, Layout] | None:
-    """Where the batches are, at or directly below ``folder``, and in which layout; binary before python."""
-    spec = SPECS[name]
-    layouts: tuple[Layout, ...] = ("binary", "python")
-    for layout in layouts:
-        for place in (folder / spec.folders[layout], folder):
-            if any((place / file).is_file() for split in SPLITS for file in _files(spec, split, layout)):
-                return place, layout
-    return None
+@register.data("cifar10", about="Photos, 60,000 images of 10 classes, 3x32x32.")
+def cifar10(root: Path, split: str, source_path: Path | None = None) -> ImageSet:
+    """CIFAR-10."""
+    return read("cifar10", PUBLISHED["cifar10"].located(root, source_path), split)
 
 
-def load(name: str, folder: Path, split: str) -> ImageSet:
-    """One split, read from the layout found at or below ``folder``. CIFAR-100 has its 100 fine labels."""
+@register.data("cifar100", about="Photos, 60,000 images of 100 classes, 3x32x32.")
+def cifar100(root: Path, split: str, source_path: Path | None = None) -> ImageSet:
+    """CIFAR-100 with its 100 fine labels."""
+    return read("cifar100", PUBLISHED["cifar100"].located(root, source_path), split)
+
+
+def find(name: str, folder: Path) -> Path | None:
+    """Where the batches are, at or directly below ``folder``."""
+    batches = _find(SPECS[name], folder)
+    return batches[0] if batches else None
+
+
+def read(name: str, folder: Path, split: str) -> ImageSet:
+    """One split, read from the batches at or below ``folder``."""
     check_option(split, SPLITS, "split")
-    spec, found = SPECS[name], find(name, folder)
-    if found is None:
+    spec = SPECS[name]
+    batches = _find(spec, folder)
+    if batches is None:
         raise DataError(f"expected {' or '.join(spec.folders.values())} in {folder}, got neither")
-    place, layout = found
+    place, layout = batches
     count, files = spec.records[split], _files(spec, split, layout)
     # One array for all batches, filled one by one: the peak is one batch above what is returned.
     images = np.empty((count * len(files), PIXELS), np.uint8)
     labels = np.empty(count * len(files), np.int64)
     for k, file in enumerate(files):
-        rows = slice(k * count, (k + 1) * count)
-        read = _read_binary(place / file, spec, count) if layout == "binary" else _read_python(place / file, spec)
-        images[rows], labels[rows] = read
+        path, rows = place / file, slice(k * count, (k + 1) * count)
+        if not path.is_file():
+            raise DataError(f"expected {path}, got no such file; {_again(spec)}")
+        images[rows], labels[rows] = _read_binary(path, spec, count) if layout == "binary" else _read_python(path, spec)
         if labels[rows].max(initial=0) >= len(spec.classes):
-            raise DataError(f"expected labels below {len(spec.classes)} in {place / file}, got others; {again(name)}")
+            raise DataError(f"expected labels below {len(spec.classes)} in {path}, got others; {_again(spec)}")
     return ImageSet(
         name=name,
         split=split,
@@ -127,9 +148,30 @@ def load(name: str, folder: Path, split: str) -> ImageSet:
     )
 
 
-def again(name: str) -> str:
+def verify(name: str, folder: Path) -> None:
+    """Raise unless every batch can be read and has its makers' checksum; CIFAR-100's binary ones have none."""
+    spec, place = SPECS[name], find(name, folder)
+    for file in sorted(place.iterdir()) if place else ():
+        digest = spec.digests.get(file.name) if file.suffix == ".bin" else None
+        if digest and file_digest(file, "sha1") != digest:  # the checksum of a python batch is compared as it is read
+            raise DataError(f"expected {file} as its makers published it, got another checksum; {_again(spec)}")
+    for split in SPLITS:
+        read(name, folder, split)
+
+
+def _again(spec: Spec) -> str:
     """What to do about a damaged file."""
-    return f"it is damaged: fetch it again with `setwise data fetch {name} --force`"
+    return f"it is damaged: fetch it again with `setwise data fetch {spec.name} --force`"
+
+
+def _find(spec: Spec, folder: Path) -> tuple[Path, Layout] | None:
+    """Their place and layout, binary before python."""
+    layouts: tuple[Layout, ...] = ("binary", "python")
+    for layout in layouts:
+        for place in (folder / spec.folders[layout], folder):
+            if any((place / file).is_file() for split in SPLITS for file in _files(spec, split, layout)):
+                return place, layout
+    return None
 
 
 def _files(spec: Spec, split: str, layout: Layout) -> tuple[str, ...]:
@@ -137,23 +179,21 @@ def _files(spec: Spec, split: str, layout: Layout) -> tuple[str, ...]:
 
 
 def _read_binary(path: Path, spec: Spec, count: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
-    _check_present(path, spec)
     record = spec.label_bytes + PIXELS
     if (size := path.stat().st_size) != count * record:
         raise DataError(
-            f"expected {path} of {count * record:,} bytes, {count:,} records of {record}, got {size:,}; "
-            f"{again(spec.name)}"
+            f"expected {path} of {count * record:,} bytes, {count:,} records of {record}, got {size:,}; {_again(spec)}"
         )
     rows = np.fromfile(path, np.uint8, count=count * record).reshape(count, record)
     return rows[:, spec.label_bytes :], rows[:, spec.label_bytes - 1]
 
 
 def _read_python(path: Path, spec: Spec) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    _check_present(path, spec)
     batch = read_batch(path, spec.digests[path.name])
     return batch[b"data"], np.array(batch[spec.label_key.encode()], np.int64)
 
 
-def _check_present(path: Path, spec: Spec) -> None:
-    if not path.is_file():
-        raise DataError(f"expected {path}, got no such file; {again(spec.name)}")
+PUBLISHED = {
+    name: Published(name, partial(find, name), 170 * MB, partial(verify, name), spec.archives)
+    for name, spec in SPECS.items()
+}

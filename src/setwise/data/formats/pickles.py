@@ -1,8 +1,8 @@
 """Read CIFAR's python batches: the makers' own files, known by their MD5, and no others.
 
-A pickle is a program. A small one can take all memory or run for ever, even where it may call nothing. So not a byte
-is parsed before the whole file is known to be the makers'. A restricted ``Unpickler`` then finds the three names that
-an array needs, and no others, should somebody ever find another file of the same MD5.
+A pickle is a program. A small one can take all memory or run for ever, even where it may call nothing. So the whole
+file must have the makers' MD5 before a byte is parsed. Should another file ever have the same MD5, a restricted
+``Unpickler`` allows only the three names that an array needs.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from setwise.checks import see
-from setwise.data.errors import DataError
-from setwise.data.limits import CIFAR_BATCH, open_plain
+from setwise.data.api import DataError
+from setwise.data.fetching.limits import CIFAR_BATCH, open_plain
 
 
 def _uint8(code: bytes, align: int, copy: int) -> np.dtype[np.uint8]:

@@ -1,4 +1,14 @@
-"""The one form of every data set: labelled images, or two views of the same identities."""
+"""The two forms of a data set: labelled images, or two views of the same identities.
+
+A source is a function that is registered under a name and gives one of them. Its keyword arguments are its options:
+
+    @sw.register.data("stripes", about="Stripes in some directions.")
+    def stripes(root: Path, split: str, *, count: int = 512) -> ImageSet: ...
+
+``root`` is the folder of data sets, ``split`` "train", "test" or what else it has. A source that a person may also name
+by a path takes ``source_path``, that path or None; formats/ has such. A source of a matched set gives all identities,
+whatever the split: the library splits them.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +18,14 @@ import torch
 from torch import Tensor
 
 from setwise.checks import check_count
-from setwise.data.errors import DataError
 
-# The notes' values for tiny-ImageNet; also for sets of which nobody has published any.
-DEFAULT_MEAN, DEFAULT_STD = 0.5, 0.25
 TRAIN_SHARE, VAL_SHARE = 0.70, 0.15
+PARTS = ("train", "val", "test", "all")  # of a matched set
 PADDING = -1
+
+
+class DataError(ValueError):
+    """A data set is missing, damaged or not what its name says; the message names the file and what to do."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -21,8 +33,8 @@ class ImageSet:
     """N labelled images of one split.
 
     ``images`` uint8 [N, C, H, W], ``labels`` int64 [N] with values in ``range(len(classes))``. ``mean`` and ``std``
-    [C] normalise images in [0, 1]: ``(images / 255 - mean) / std``. ``images`` may be mapped from a file: writing to
-    it changes the tensor, never the file.
+    [C] normalise images in [0, 1]: ``(images / 255 - mean) / std``; the defaults are for colour images of which nobody
+    published any. ``images`` may be mapped from a file: writing to it changes the tensor, never the file.
     """
 
     name: str
@@ -30,8 +42,8 @@ class ImageSet:
     images: Tensor
     labels: Tensor
     classes: tuple[str, ...]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
+    std: tuple[float, ...] = (0.25, 0.25, 0.25)
 
     def __post_init__(self) -> None:
         """Raise unless the parts fit together."""
@@ -69,8 +81,8 @@ class MatchedSet:
     shots_a: Tensor
     shots_b: Tensor
     identities: tuple[str, ...]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
+    std: tuple[float, ...] = (0.25, 0.25, 0.25)
 
     def __post_init__(self) -> None:
         """Raise unless the parts fit together."""
@@ -123,6 +135,18 @@ class MatchedSet:
             shots_b=place[b],
             identities=tuple(self.identities[i] for i in rows.tolist()),
         )
+
+    def labelled(self) -> ImageSet:
+        """All shots as single images, with their identity as the label."""
+        labels = torch.empty(len(self.images), dtype=torch.long, device="cpu")
+        for shots in (self.shots_a, self.shots_b):
+            rows, columns = (shots != PADDING).nonzero(as_tuple=True)
+            labels[shots[rows, columns]] = rows
+        return ImageSet(self.name, self.split, self.images, labels, self.identities, self.mean, self.std)
+
+    def part(self, split: str, *, seed: int = 0) -> MatchedSet:
+        """One of ``parts``, or, for "all", the whole."""
+        return self if split == "all" else self.parts(seed=seed)[split]
 
     def parts(self, *, seed: int = 0) -> dict[str, MatchedSet]:
         """Random split by identity: 70 % train, 15 % val, the rest test, as ``split_sizes`` rounds."""

@@ -1,4 +1,4 @@
-"""Unpack archives that may be hostile: nothing lands outside the target, nothing is a link, nothing is endless."""
+"""Unpack archives that may be hostile: no file lands outside the target, is a link, or goes beyond a limit."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ import struct
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import IO, Protocol
+from typing import IO
 
-from setwise.data.errors import DataError
-from setwise.data.limits import NAME_BYTES, PATH_BYTES, PATH_PARTS, TAR_HEADER, open_plain
+from setwise.data.api import DataError
+from setwise.data.fetching.limits import NAME_BYTES, PATH_BYTES, PATH_PARTS, TAR_HEADER, open_plain
 
 MANIFEST = ".setwise.json"  # ours alone: no archive may bring one
 CHUNK = 2**20
@@ -29,17 +28,9 @@ _DAMAGED = (
 )
 
 
-class Readable(Protocol):
-    """What can be read in pieces."""
-
-    def read(self, size: int, /) -> bytes:
-        """Up to ``size`` bytes."""
-        ...
-
-
 @dataclass
 class Writer:
-    """Writes files below ``target``, new ones only, within a budget, and remembers what it wrote."""
+    """Writes new files below ``target``, within limits, and keeps their sizes and checksums."""
 
     target: Path
     most_bytes: int
@@ -71,7 +62,7 @@ class Writer:
         if PurePosixPath(name).parts:
             self._make(self.target / self.place(name), name)
 
-    def file(self, name: str, stream: Readable, declared: int) -> None:
+    def file(self, name: str, stream: IO[bytes], declared: int) -> None:
         """Copy one file; the size that counts is the number of bytes that come."""
         path = self.place(name)
         if len(self.files) >= self.most_files:
@@ -139,7 +130,10 @@ def copy_folder(source: Path, part: Path, writer: Writer) -> None:
 
     Hidden are an earlier manifest, decoded images, locks. Other data sets and archives may lie beside ``part``.
     """
-    for path in _walk(part):
+    for path in sorted(part.rglob("*")):
+        hidden = any(name.startswith(".") for name in path.relative_to(part).parts)
+        if hidden or (path.is_dir() and not path.is_symlink()):
+            continue
         name = path.relative_to(source).as_posix()
         if not stat.S_ISREG(path.lstat().st_mode):
             raise DataError(f"expected plain files in {source}, got {name!r}, a link or device; copy what it points to")
@@ -147,18 +141,8 @@ def copy_folder(source: Path, part: Path, writer: Writer) -> None:
             writer.file(name, stream, os.fstat(stream.fileno()).st_size)
 
 
-def _walk(folder: Path) -> Iterator[Path]:
-    for path in sorted(folder.iterdir()):
-        if path.name.startswith("."):
-            continue
-        if path.is_dir() and not path.is_symlink():
-            yield from _walk(path)
-        else:
-            yield path
-
-
 class _Capped:
-    """A stream that ends in an error after ``most`` bytes; headers count, so a bomb cannot hide in them."""
+    """A stream with a limit. Headers count, so that a bomb cannot hide in them."""
 
     def __init__(self, stream: IO[bytes] | gzip.GzipFile, writer: Writer) -> None:
         self.stream, self.writer = stream, writer

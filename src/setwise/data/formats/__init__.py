@@ -1,0 +1,38 @@
+"""One file for each layout of images on a disk. Importing them registers our own data sources."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from setwise.checks import see
+from setwise.data.api import DataError
+from setwise.data.fetching.published import Published
+from setwise.data.formats import cifar, cuhk03, digits, folder, tiny_imagenet
+
+__all__ = ["PUBLISHED", "digits", "recognise"]
+
+PUBLISHED: dict[str, Published] = {
+    one.name: one for one in (*cifar.PUBLISHED.values(), tiny_imagenet.PUBLISHED, cuhk03.PUBLISHED)
+}
+
+
+def recognise(path: Path) -> str:
+    """The name of the source that can read what lies at ``path``."""
+    for name, published in PUBLISHED.items():
+        if published.find(path):
+            return name
+    if path.is_dir() and folder.is_folder(path):
+        return folder.NAME
+    if path.is_file():
+        raise DataError(
+            f"expected a folder or a .mat file, got {path}; unpack it: `setwise data fetch NAME --source {path}`"
+        )
+    if not path.exists():
+        raise DataError(
+            f"expected a data set at {path}, got no such file or folder; "
+            "give the path where it is now, by --data on the command line"
+        )
+    raise DataError(
+        f"expected CIFAR, tiny-ImageNet, CUHK-03 or train/CLASS/*.png|jpg at {path}, got none of them; "
+        + see("how-to/your-data#folder")
+    )
