@@ -146,11 +146,10 @@ def test_the_text_of_the_kernel_on_odd_matrices(on_cpu) -> None:
     assert np.isnan(vectors[3:]).all()
 
 
-@pytest.mark.parametrize("n", range(1, LARGEST + 1))
-def test_every_size_fits_a_thread_block(n: int) -> None:
-    assert threads_for(n) in (256, 512)  # what the kernel is written for
-    assert shared_bytes(n) <= 163 * 1024
-    assert shared_bytes(n) >= 8 * n * n
+def test_every_size_fits_a_thread_block() -> None:
+    for n in range(1, LARGEST + 1):
+        assert threads_for(n) in (256, 512)  # what the kernel is written for
+        assert 8 * n * n <= shared_bytes(n) <= 163 * 1024
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -199,12 +198,6 @@ def test_quick_tries_again_in_float64(monkeypatch: pytest.MonkeyPatch, broken: s
     values, vectors = eigh(torch.diag(torch.tensor([2.0, 1.0])), quick=True)
     assert values.tolist() == [1.0, 2.0]
     assert vectors.dtype == torch.float32
-
-
-def test_hand_computed_values() -> None:
-    values, vectors = eigh(torch.tensor([[2.0, 1.0], [1.0, 2.0]]))
-    torch.testing.assert_close(values, torch.tensor([1.0, 3.0]))
-    torch.testing.assert_close(vectors.abs(), torch.full((2, 2), 0.5).sqrt())
 
 
 def test_no_gradient_passes() -> None:

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.functional import conv2d, linear, relu
 
 from setwise.kernels import local as module
-from setwise.kernels.local import CHANNELS, FILES, NAMES, THREADS, Kernels, local_scores
+from setwise.kernels.local import CHANNELS, FILES, THREADS, Kernels, local_scores
 from setwise.kernels.nvrtc import source
 from setwise.training.capture import captured
 
@@ -340,7 +340,3 @@ class TestKernels:
             assert torch.equal(found[-1], run(twin))
             for a, b in zip(given.parameters(), twin.parameters(), strict=True):
                 assert torch.equal(a.grad, b.grad)
-
-
-def test_names_are_those_of_the_text():
-    assert all(f" {name}(const" in source(FILES, {}) for name in NAMES)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn.functional import avg_pool2d, batch_norm
 
-from setwise.kernels.conv_plan import POOLS, Layer, normalisation
+from setwise.kernels.conv_plan import Layer, normalisation
 from setwise.kernels.nvrtc import source
 
 PRELUDE = f'#include "{Path(__file__).parent / "bf16.h"}"\n'
@@ -134,7 +134,3 @@ def test_a_layer_forwards_and_backwards(on_cpu, case, order):
             continue
         scale = leaf.grad.abs().max().item()
         torch.testing.assert_close(mine.double(), leaf.grad, rtol=2**-8, atol=1e-5 * scale, msg=name)
-
-
-def test_pools_are_numbered_as_the_text_says():
-    assert POOLS == ("none", "average", "global")

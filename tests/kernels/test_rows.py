@@ -1,4 +1,4 @@
-"""Unit rows, row losses and meeting spectra: plain torch against numpy, the kernels against plain torch."""
+"""Unit rows, row losses and products of spectra: plain torch against numpy, the kernels against plain torch."""
 
 import ctypes
 import math
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from setwise.kernels.nvrtc import source
-from setwise.kernels.rows import NOWHERE, SHORTEST, meeting, row_losses, unit_rows, unit_rows_backward
+from setwise.kernels.rows import NOWHERE, SHORTEST, row_losses, spectra_product, unit_rows, unit_rows_backward
 
 
 def rows(width: int) -> Tensor:
@@ -57,17 +57,17 @@ def test_backward(append):
 
 @pytest.mark.parametrize("largest", [False, True])
 @pytest.mark.parametrize("size", [7, 10, 30])
-def test_meeting(size, largest):
+def test_spectra_product(size, largest):
     generator = torch.Generator().manual_seed(0)
     values = torch.randn(2, 7, generator=generator).sort(-1).values
     rest = torch.tensor([0.3, -0.2])
-    met, rest_met, value = meeting(values, rest, size, largest)
+    partners, rest_partners, value = spectra_product(values, rest, size, largest)
     whole = [
         np.sort(np.r_[v, np.full(size - 7, r)]) for v, r in zip(values.double().numpy(), rest.tolist(), strict=True)
     ]
     assert value.item() == pytest.approx(whole[0] @ (whole[1] if largest else whole[1][::-1]), rel=1e-5)
     for s in range(2):  # what they meet makes up the value from either side
-        assert (values[s] @ met[s] + rest[s] * rest_met[s]).item() == pytest.approx(value.item(), rel=1e-5)
+        assert (values[s] @ partners[s] + rest[s] * rest_partners[s]).item() == pytest.approx(value.item(), rel=1e-5)
 
 
 @pytest.mark.gpu
@@ -88,10 +88,11 @@ class TestKernels:
     @pytest.mark.parametrize("largest", [False, True])
     @pytest.mark.parametrize("size", [7, 10, 30])
     @pytest.mark.parametrize("r", [7, 3])
-    def test_meeting(self, size, largest, r):
+    def test_spectra_product(self, size, largest, r):
         values = torch.randn(2, r, generator=torch.Generator().manual_seed(0)).sort(-1).values
         rest = torch.tensor([0.3, -0.2])
-        here, there = meeting(values.cuda(), rest.cuda(), size, largest), meeting(values, rest, size, largest)
+        there = spectra_product(values, rest, size, largest)
+        here = spectra_product(values.cuda(), rest.cuda(), size, largest)
         for got, expected in zip(here, there, strict=True):
             torch.testing.assert_close(got.cpu(), expected)
 

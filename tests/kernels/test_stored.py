@@ -1,6 +1,7 @@
 """Compiled kernels are kept, and only what is whole and one's own is taken back."""
 
 import os
+from unittest.mock import Mock
 
 import pytest
 
@@ -69,20 +70,14 @@ def test_anothers_file_is_not_taken(place):
     assert compiler.calls == 2
 
 
-def test_where_nothing_can_be_written_it_works_all_the_same(tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("SETWISE_KERNELS", str(tmp_path / "file" / "below"))
+@pytest.mark.parametrize("lacks", ["folder", "home"])
+def test_where_nothing_can_be_written_it_compiles_each_time(tmp_path, monkeypatch, lacks):
+    if lacks == "folder":
+        (tmp_path / "file").write_text("")
+        monkeypatch.setenv("SETWISE_KERNELS", str(tmp_path / "file" / "below"))
+    else:
+        monkeypatch.delenv("SETWISE_KERNELS", raising=False)
+        monkeypatch.setattr("setwise.kernels.stored.Path.home", Mock(side_effect=RuntimeError("no home")))
     compiler = Compiler()
     assert stored("key", compiler) == stored("key", compiler) == (compiler.binary, "_Z3addPf")
-    assert compiler.calls == 2
-
-
-def test_a_user_without_a_home_compiles_each_time(monkeypatch):
-    def none():
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.delenv("SETWISE_KERNELS", raising=False)
-    monkeypatch.setattr("setwise.kernels.stored.Path.home", none)
-    compiler = Compiler()
-    assert stored("a", compiler) == stored("a", compiler) == (compiler.binary, "_Z3addPf")
     assert compiler.calls == 2

@@ -39,13 +39,6 @@ def test_constants_of_the_text(name):
     assert low == list(views.ranges((32, 32)).factors_low)  # decimal and back: the same float64
 
 
-def test_kernels_are_shared_between_sizes_and_formats():
-    views = preset("self-supervised")
-    a, b = views.ranges((32, 32)), views.ranges((128, 64))
-    assert a != b
-    assert a._replace(fallback=b.fallback) == b
-
-
 @pytest.mark.gpu
 class TestKernels:
     @pytest.mark.parametrize("name", list(PRESETS))

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from setwise.checks import check_like, check_option, check_overflow, check_symmetric, one_derivative
 from setwise.kernels.eigh import eigh
-from setwise.kernels.rows import meeting, unit_rows, unit_rows_backward
+from setwise.kernels.rows import spectra_product, unit_rows, unit_rows_backward
 from setwise.similarity import Factor, autocast_off, full_precision, widest_precision
 
 Bound = Literal["eigenvalue", "projection", "best"]
@@ -244,7 +244,7 @@ class _OrderedDot(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, core: Tensor, rest: Tensor, size: int, largest: bool) -> Tensor:
         values, vectors = _spectrum(check_overflow(core, MATRICES), ctx.needs_input_grad[0])
-        met, rest_met, value = meeting(values, rest, size, largest)
+        met, rest_met, value = spectra_product(values, rest, size, largest)
         if vectors is not None:
             ctx.save_for_backward((vectors * met[:, None, :]) @ vectors.mT, rest_met)
         return value

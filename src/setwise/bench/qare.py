@@ -1,4 +1,4 @@
-"""What QARe adds to a training iteration, against the paper's dense way, in one run: the paper's Figure 3."""
+"""What QARe adds to a training iteration, beside the paper's dense eigenvalues: the paper's Figure 3."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from setwise.training.environment import environment
 DIMENSIONS = 64
 BETA = 0.5
 CAPTURES = 4
-LARGEST_DENSE = 4096  # the paper's way takes minutes beyond
+LARGEST_DENSE = 4096  # above, dense eigenvalues take minutes
 
 
 def dense_qare(z_a: Tensor, z_b: Tensor) -> Tensor:
-    """Algorithm 2 as the paper writes it: eigenvalues of both N×N matrices, differentiated by the library."""
+    """Algorithm 2 as the paper writes it: all eigenvalues of both N×N matrices, with torch's own gradient."""
     eigenvalues = [torch.linalg.eigvalsh(1 + normalize(z) @ normalize(z).mT) for z in (z_a, z_b)]
     return torch.dot(*eigenvalues) / len(z_a) ** 2
 
 
 def dense_euclidean_qare(z_a: Tensor, z_b: Tensor) -> Tensor:
-    """Algorithm 1 in the same way."""
+    """Algorithm 1 as the paper writes it."""
     up, down = (torch.linalg.eigvalsh(torch.cdist(z, z)) for z in (z_a, z_b))
     return -torch.dot(up, down.flip(0)) / len(z_a) ** 2
 
@@ -68,10 +68,10 @@ class Step:
 
 @dataclass
 class Row:
-    """One batch size: milliseconds of an iteration and its peak bytes, plain and with QARe ours and the dense way.
+    """One batch size: milliseconds and peak bytes of an iteration, plain, with QARe, and with dense eigenvalues.
 
-    ``added_ms`` is the median difference of iterations next to each other; ``loss_added_ms`` the same for forward and
-    backward of the loss alone, without the encoder's noise; ``dense_term_ms`` is the dense term alone.
+    ``added_ms`` is the median difference of neighbouring iterations, ``loss_added_ms`` the same for the loss alone,
+    ``dense_term_ms`` the time of the dense term alone.
     """
 
     n: int
@@ -85,7 +85,7 @@ class Row:
     dense_bytes: int | None
 
     def memory_added(self, more: int | None) -> str:
-        """Share of memory that ``more`` bytes are above those of the plain iteration."""
+        """By how much ``more`` bytes exceed those of the plain iteration, as a share."""
         return "-" if more is None or not self.plain_bytes else f"{more / self.plain_bytes - 1:+.3%}"
 
 
@@ -108,8 +108,8 @@ def compare(
 ) -> tuple[float, float, float]:
     """Median milliseconds of both, taking turns, and of their differences.
 
-    On a GPU each is captured ``CAPTURES`` times: where a graph's memory happens to lie moves an iteration by half a
-    per cent, which at large N is more than what is measured.
+    On a GPU each is captured ``CAPTURES`` times: the place of a graph's memory changes an iteration by half a per cent,
+    which at large N is more than QARe adds.
     """
     if device.type == "cuda":
         pairs: list[tuple[Callable[[], object], ...]] = [(captured(plain), captured(more)) for _ in range(CAPTURES)]
@@ -146,7 +146,7 @@ def iteration_row(n: int, *, encoder: str, device: torch.device, seconds: float)
 
 
 def single_terms(device: torch.device, seconds: float) -> dict[str, Any]:
-    """QARe alone, forward and backward: against the dense way at N = 2048, and at a million items on a GPU."""
+    """QARe alone, forward and backward: beside dense eigenvalues at N = 2048, and at a million items on a GPU."""
     n = 2048
     ours = {"lowrank": QARe(), "euclidean_top8": QARe(similarity="euclidean", spectrum="topk", k=8)}
     times = {}

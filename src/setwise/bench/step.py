@@ -1,4 +1,4 @@
-"""What a training step costs: ours, ours without its graph, and the loop that everybody writes, in one run."""
+"""What a training step costs: ours, ours without a CUDA graph, and the usual torch + torchvision loop, in one run."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import multiprocessing as mp
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from torch.nn.functional import cross_entropy, normalize
 from setwise.checks import check_count
 from setwise.data import ImageSet, MatchedSet, matched_halves, split_sizes
 from setwise.encoders import create, projection_head
-from setwise.kernels.conv_plan import processes_share, share_device
+from setwise.kernels import processes_share, share_device
 from setwise.paper.recipes import CELLS
 from setwise.paper.recipes import recipe as find
 from setwise.recipe import Recipe
@@ -36,7 +35,7 @@ RECIPES = {
     "resnet18": "modern/cifar10-resnet18-simclr-qare",
     "matching": "paper/cifar10-matching-infonce-qare",
 }
-# CIFAR-10's form, so that no download is needed: time does not depend on what the images show.
+# Random images of CIFAR-10's form: time does not depend on what they show, and nothing has to be downloaded.
 IMAGES, SIZE, CLASSES = 50_000, 32, 10
 WARM_UP = 20
 
@@ -58,38 +57,36 @@ def material(recipe: Recipe, count: int = IMAGES) -> ImageSet | MatchedSet:
 def ours(
     recipe: Recipe, data: ImageSet | MatchedSet, device: torch.device, seconds: float, *, capture: bool = True
 ) -> list[float]:
-    """Milliseconds a step of a recipe, of as many stretches of 50 steps (or fewer) as fit; full batches only."""
+    """Milliseconds a step of a recipe: the mean of each stretch of up to 50 full batches that fits into ``seconds``."""
     engine = Engine(recipe, data, seed=1, device=device, capture=capture)
-    full = engine.sizes.count(engine.recipe.batch)
-    stretch = max(1, min(50 if engine.device.type == "cuda" else 2, full - 1))
-    warm_up = WARM_UP if engine.device.type == "cuda" else 1
-    found: list[float] = []
-    epoch, deadline = 0, None
-    while deadline is None or time.perf_counter() < deadline or len(found) < 3:
-        engine.begin(epoch)
-        epoch += 1
-        done = 0
-        while done + stretch <= full and (deadline is None or time.perf_counter() < deadline or len(found) < 3):
-            if deadline is None:
-                for _ in range(min(warm_up, full - stretch)):
-                    engine.step()
-                    done += 1
-                engine.means()
-                deadline = time.perf_counter() + seconds
-                continue
-            began = time.perf_counter()
-            for _ in range(stretch):
-                engine.step()
-            engine.means()  # waits for the device
-            found.append(1e3 * (time.perf_counter() - began) / stretch)
-            done += stretch
-    return found
+    on_gpu, full = device.type == "cuda", engine.sizes.count(recipe.batch)
+    stretch = min(50 if on_gpu else 2, full)
+    _steps(engine, min(WARM_UP if on_gpu else 1, full))
+    times: list[float] = []
+    deadline = time.perf_counter() + seconds
+    while time.perf_counter() < deadline or len(times) < 3:
+        if engine.step_in_epoch + stretch > full:
+            engine.begin(engine.epoch + 1)
+        began = time.perf_counter()
+        for _ in range(stretch):
+            engine.step()
+        engine.means()  # waits for the device
+        times.append(1e3 * (time.perf_counter() - began) / stretch)
+    return times
+
+
+def _steps(engine: Engine, count: int, epoch: int = 0) -> None:
+    """The first ``count`` steps of an epoch."""
+    engine.begin(epoch)
+    for _ in range(count):
+        engine.step()
+    engine.means()
 
 
 def plain_loop(recipe: Recipe, data: ImageSet, device: torch.device, seconds: float, workers: int) -> list[float]:
     """Mean milliseconds a step of the usual loop: torchvision's transforms in a DataLoader's workers, plain NT-Xent.
 
-    The encoder, the head, the batch, the views' parameters, bf16 where ours is: all as in the recipe. Without QARe.
+    Encoder, head, batch, the views' parameters and bf16 are as in the recipe; QARe is left out.
     """
     from torch.utils.data import DataLoader, Dataset
     from torchvision import transforms  # type: ignore[import-not-found,unused-ignore]
@@ -127,7 +124,7 @@ def plain_loop(recipe: Recipe, data: ImageSet, device: torch.device, seconds: fl
     width = int(encoder.features)  # type: ignore[arg-type]
     model = nn.Sequential(encoder, projection_head(width, recipe.head.hidden, recipe.head.out)).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=recipe.optimizer["lr"])
-    # What the workers have ready before the first step is no measure of what they keep up.
+    # Workers have batches ready before the first step: begin to measure when these are used up.
     warm_up = WARM_UP + 2 * workers if device.type == "cuda" else 1
     turn, began = 0, 0.0
     while True:
@@ -148,7 +145,7 @@ def plain_loop(recipe: Recipe, data: ImageSet, device: torch.device, seconds: fl
             turn += 1
             passed = time.perf_counter() - began
             if turn >= warm_up + 3 and passed >= seconds:
-                # The mean: batches come in bursts, so that most of the steps are short and few are long.
+                # The mean, since batches come in bursts: most steps are short and few are long.
                 return [1e3 * passed / (turn - warm_up)]
 
 
@@ -156,10 +153,7 @@ def _worker(name: str, device: str, seconds: float, barrier: Any, results: Any) 
     share_device(barrier.parties if processes_share() else 1)
     recipe = find(name)
     engine = Engine(recipe, material(recipe), seed=os.getpid() % 1000, device=torch.device(device))
-    engine.begin(0)
-    for _ in range(WARM_UP):
-        engine.step()
-    engine.means()
+    _steps(engine, WARM_UP)
     barrier.wait()
     began, steps, epoch = time.perf_counter(), 0, 0
     while time.perf_counter() - began < seconds:
@@ -174,7 +168,7 @@ def _worker(name: str, device: str, seconds: float, barrier: Any, results: Any) 
 
 
 def runs_per_hour(name: str, device: torch.device, concurrent: int, seconds: float) -> float:
-    """How many runs of a recipe an hour would bring, ``concurrent`` processes side by side on one device."""
+    """Runs of a recipe an hour, with ``concurrent`` processes side by side on one device."""
     recipe = find(name)
     context = mp.get_context("spawn")
     barrier, results = context.Barrier(concurrent), context.Queue()
@@ -189,17 +183,17 @@ def runs_per_hour(name: str, device: torch.device, concurrent: int, seconds: flo
 
 
 def _steps_of_run(recipe: Recipe) -> int:
-    """Steps of a whole run of the recipe on CIFAR-10: matching learns from the training part of its instances."""
+    """Steps of a whole run of the recipe on CIFAR-10; matching trains on a part of its instances."""
     samples = split_sizes(recipe.data.instances or IMAGES)[0] if recipe.matched else IMAGES
     return recipe.epochs * len(batch_sizes(samples, recipe.batch, drop_last=recipe.drop_last))
 
 
 def streams_per_hour(name: str, device: torch.device, concurrent: int, seconds: float) -> float:
-    """The same with ``concurrent`` runs in one process, each on a CUDA stream of its own, stepped in turn.
+    """The same with ``concurrent`` runs in one process, each on its own CUDA stream, stepped in turn.
 
-    12 Conv-4 runs on an H200: 528 an hour, and 475 in processes. That is of steps only. Whole runs, which also build,
-    capture, probe and write, ``reproduce`` has in processes: as 12 threads of one process, each on a stream, they lost
-    the device to all within seconds, and in processes what happens to one run does not happen to the others.
+    This counts steps only: 12 Conv-4 runs on an H200 make 528 runs an hour, against 475 in processes. ``reproduce``
+    still uses processes, since whole runs as 12 threads, each on a stream, lost the device within seconds, and a
+    process that fails leaves the others alone.
     """
     recipe = find(name)
     data = material(recipe)
@@ -227,16 +221,13 @@ def streams_per_hour(name: str, device: torch.device, concurrent: int, seconds: 
 
 
 def epoch_seconds(recipe: Recipe, data: ImageSet | MatchedSet, device: torch.device) -> float:
-    """Seconds of a whole epoch, the least of some: order, rates, every step with the last batch, the loss read."""
-    engine, found = Engine(recipe, data, seed=1, device=device), []
+    """Seconds of a whole epoch, its preparation and the reading of its loss included; the best of a few."""
+    engine, times = Engine(recipe, data, seed=1, device=device), []
     for epoch in range(3 if device.type == "cuda" else 1):
         began = time.perf_counter()
-        engine.begin(epoch)
-        for _ in range(engine.steps):
-            engine.step()
-        engine.means()
-        found.append(time.perf_counter() - began)
-    return min(found)
+        _steps(engine, engine.steps, epoch)
+        times.append(time.perf_counter() - began)
+    return min(times)
 
 
 def run(
@@ -256,66 +247,64 @@ def run(
     out.mkdir(parents=True, exist_ok=True)  # before minutes are spent
     console = Console(markup=False, emoji=False)
     record: dict[str, Any] = {"what": "bench step", **environment(device), "workers": workers, "encoders": {}}
-    table = Table(title=f"a training step with QARe, {record['hardware']['name']}, torch {torch.__version__}")
-    for column in ("encoder", "batch", "setwise", "without QARe", "no graph", "torch + torchvision", "", "an epoch"):
-        table.add_column(column, justify="left" if column == "encoder" else "right")
     for encoder in which:
+        console.print(f"{encoder} ...", end="\r")
         recipe = find(RECIPES[encoder])
         data = material(recipe, IMAGES if device.type == "cuda" else 2000)
         plain = recipe.changed({"terms": [], "objective.weight": 1.0})
-        ways: dict[str, Callable[[], list[float]]] = {
-            "setwise": partial(ours, recipe, data, device, seconds),
-            "without_qare": partial(ours, plain, data, device, seconds),
-        }
-        if device.type == "cuda":
-            ways["not_captured"] = partial(ours, recipe, data, device, seconds, capture=False)
-        if compare and isinstance(data, ImageSet):
-            ways["torchvision"] = partial(plain_loop, recipe, data, device, seconds, workers)
         row: dict[str, Any] = {"recipe": RECIPES[encoder], "batch": recipe.batch}
-        for name, way in ways.items():
-            console.print(f"{encoder}, {name} ...", end="\r")
-            try:
-                row[f"{name}_ms"] = statistics.median(way())
-            except ImportError as error:  # torchvision: not a dependency of ours
-                console.print(f"no comparison with torchvision: {error}")
-        row["epoch_seconds"] = epoch_seconds(recipe, data, device) * IMAGES / len(data)
-        if methods:
-            row["methods"] = {
-                name: epoch_seconds(other, data, device) * IMAGES / len(data) for name, other in _others(recipe)
-            }
-        record["encoders"][encoder] = row
-        table.add_row(encoder, str(recipe.batch), *_cells(row), f"{row['epoch_seconds']:.2f} s")
-    console.print(table)
-    for encoder in which if methods else ():
-        times = record["encoders"][encoder]["methods"].items()
-        said = ", ".join(f"{find(name).method.name} {seconds:.2f} s" for name, seconds in times)
-        console.print(f"{encoder}, an epoch of other methods: {said or 'there are none'}")
-    for encoder in which if concurrent else ():
-        rates = {n: runs_per_hour(RECIPES[encoder], device, n, seconds) for n in concurrent}
-        record["encoders"][encoder]["runs_per_hour"] = rates
-        said = ", ".join(f"{n} at once: {rate:.1f}" for n, rate in rates.items())
-        console.print(f"{encoder}, runs of {find(RECIPES[encoder]).epochs} epochs an hour, in processes: {said}")
+        row["setwise_ms"] = statistics.median(ours(recipe, data, device, seconds))
+        row["without_qare_ms"] = statistics.median(ours(plain, data, device, seconds))
         if device.type == "cuda":
-            rates = {n: streams_per_hour(RECIPES[encoder], device, n, seconds) for n in concurrent}
-            record["encoders"][encoder]["runs_per_hour_on_streams"] = rates
-            said = ", ".join(f"{n} at once: {rate:.1f}" for n, rate in rates.items())
-            console.print(f"{encoder}, the same, on streams of one process: {said}")
+            row["not_captured_ms"] = statistics.median(ours(recipe, data, device, seconds, capture=False))
+        if compare and isinstance(data, ImageSet):
+            try:
+                row["torchvision_ms"] = statistics.median(plain_loop(recipe, data, device, seconds, workers))
+            except ImportError as error:  # torchvision is not a dependency of ours
+                console.print(f"no comparison with torchvision: {error}")
+        epochs = {None: recipe} | (dict(_others(recipe)) if methods else {})
+        times = {name: epoch_seconds(other, data, device) * IMAGES / len(data) for name, other in epochs.items()}
+        row["epoch_seconds"] = times.pop(None)
+        if methods:
+            row["methods"] = times
+        for key, rate in (("runs_per_hour", runs_per_hour), ("runs_per_hour_on_streams", streams_per_hour)):
+            if concurrent and (rate is runs_per_hour or device.type == "cuda"):
+                row[key] = {n: rate(RECIPES[encoder], device, n, seconds) for n in concurrent}
+        record["encoders"][encoder] = row
+    _show(console, record)
     (out / "bench-step.json").write_text(json.dumps(record, indent=1) + "\n")
     console.print(visible(f"written to {out / 'bench-step.json'}"), soft_wrap=True)
     return record
 
 
+def _show(console: Console, record: dict[str, Any]) -> None:
+    table = Table(title=f"a training step with QARe, {record['hardware']['name']}, torch {torch.__version__}")
+    for column in ("encoder", "batch", "setwise", "without QARe", "no graph", "torch + torchvision", "", "an epoch"):
+        table.add_column(column, justify="left" if column == "encoder" else "right")
+    for encoder, row in record["encoders"].items():
+        keys = ("setwise_ms", "without_qare_ms", "not_captured_ms", "torchvision_ms")
+        cells = [f"{row[key]:.3f} ms" if key in row else "-" for key in keys]
+        ratio = f"{row['torchvision_ms'] / row['setwise_ms']:.0f}x" if "torchvision_ms" in row else "-"
+        table.add_row(encoder, str(row["batch"]), *cells, ratio, f"{row['epoch_seconds']:.2f} s")
+    console.print(table)
+    for encoder, row in record["encoders"].items():
+        if "methods" in row:
+            times = ", ".join(f"{find(name).method.name} {seconds:.2f} s" for name, seconds in row["methods"].items())
+            console.print(f"{encoder}, an epoch of other methods: {times or 'there are none'}")
+        for key, where in (
+            ("runs_per_hour", "in processes"),
+            ("runs_per_hour_on_streams", "on streams of one process"),
+        ):
+            if key in row:
+                rates = ", ".join(f"{n} at once: {rate:.1f}" for n, rate in row[key].items())
+                epochs = find(row["recipe"]).epochs
+                console.print(f"{encoder}, runs of {epochs} epochs an hour, {where}: {rates}")
+
+
 def _others(recipe: Recipe) -> list[tuple[str, Recipe]]:
-    """The paper's recipes that learn without a contrastive loss, on this one's data and encoder."""
+    """The paper's recipes without a contrastive loss on this recipe's data and encoder."""
     return [
         (name, it)
         for name, it in ((name, find(name)) for name, cell in CELLS.items() if cell.form == "paper")
         if (it.data, it.encoder, it.objective) == (recipe.data, recipe.encoder, None) and it.epochs
     ]
-
-
-def _cells(row: dict[str, Any]) -> list[str]:
-    names = ("setwise", "without_qare", "not_captured", "torchvision")
-    cells = [f"{row[f'{name}_ms']:.3f} ms" if f"{name}_ms" in row else "-" for name in names]
-    ratio = f"{row['torchvision_ms'] / row['setwise_ms']:.0f}x" if "torchvision_ms" in row else "-"
-    return [*cells, ratio]

@@ -12,8 +12,8 @@ import torch
 
 
 def turns(runs: dict[str, Callable[[], object]], device: torch.device, seconds: float) -> dict[str, list[float]]:
-    """Milliseconds of each, taking turns for about ``seconds`` in all, after a turn to warm up (it counts if long)."""
-    found: dict[str, list[float]] = {name: [] for name in runs}
+    """Milliseconds of each, in turn, for about ``seconds`` in all. A first turn warms up; it counts only if long."""
+    times: dict[str, list[float]] = {name: [] for name in runs}
     deadline = None
     while deadline is None or time.perf_counter() < deadline:
         for name, run in runs.items():
@@ -25,25 +25,25 @@ def turns(runs: dict[str, Callable[[], object]], device: torch.device, seconds: 
                 run()
                 end.record()
                 end.synchronize()
-                found[name].append(start.elapsed_time(end))
+                times[name].append(start.elapsed_time(end))
             else:
                 began = time.perf_counter()
                 run()
-                found[name].append(1e3 * (time.perf_counter() - began))
+                times[name].append(1e3 * (time.perf_counter() - began))
         if deadline is None:
             deadline = time.perf_counter() + seconds
-            if sum(map(sum, found.values())) < 1e3 * seconds:
-                found = {name: [] for name in runs}
-    return found
+            if sum(map(sum, times.values())) < 1e3 * seconds:
+                times = {name: [] for name in runs}
+    return times
 
 
 def milliseconds(run: Callable[[], object], device: torch.device, seconds: float) -> float:
-    """Median time of one."""
+    """Median time of one call."""
     return statistics.median(turns({"it": run}, device, seconds)["it"])
 
 
 def peak_bytes(run: Callable[[], object], device: torch.device) -> int | None:
-    """The most memory held while ``run`` runs: by tensors on a GPU, else resident, which only Linux tells."""
+    """Peak memory while ``run`` runs: of tensors on a GPU, else resident; None where the system does not say."""
     run()
     if device.type == "cuda":
         torch.cuda.synchronize()
@@ -51,7 +51,7 @@ def peak_bytes(run: Callable[[], object], device: torch.device) -> int | None:
         run()
         return torch.cuda.max_memory_allocated()
     try:
-        Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts again from here
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     except OSError:
         return None
     run()
@@ -59,6 +59,6 @@ def peak_bytes(run: Callable[[], object], device: torch.device) -> int | None:
 
 
 def highest_resident() -> int:
-    """Bytes this process has held at most (Linux; ru_maxrss would count its parent's)."""
+    """Peak of this process's resident bytes (Linux; ru_maxrss would count its parent's)."""
     (line,) = (x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("VmHWM"))
     return 1024 * int(line.split()[1])

@@ -9,8 +9,7 @@ from torch.nn.functional import avg_pool2d
 
 import setwise.register as register
 from setwise.encoders.weights import Weights, draw_weights_
-from setwise.kernels.conv import conv_norm
-from setwise.kernels.conv_plan import Pool
+from setwise.kernels import Pool, conv_norm
 
 
 @register.encoder(

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 import setwise.register as register
 from setwise.checks import check_option
 from setwise.encoders.weights import Weights, draw_weights_
-from setwise.kernels.conv import conv_norm, conv_norm_through
-from setwise.kernels.conv_plan import Pool
+from setwise.kernels import Pool, conv_norm, conv_norm_through
 
 Size = tuple[int, int]  # height and width
 Stem = Literal["auto", "imagenet", "cifar"]

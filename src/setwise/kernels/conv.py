@@ -1,13 +1,19 @@
-"""Convolution, batch normalisation, residual, ReLU and pool as one step of training, on tensor cores in bf16.
+"""Convolution, batch normalisation, residual, ReLU and pool as one layer of training, on tensor cores in bf16.
 
-Small images of few channels leave a GPU idle: the library's kernels for 16 channels take ten times what their memory
-traffic would, and every normalisation, addition and cast is a launch of its own. Here a layer is two launches
-forwards and five backwards (conv.cu, conv_weights.cu, norm.cu), and plain torch where they cannot be had.
+Small images of few channels leave a GPU idle: with 16 channels the library's kernels take ten times what their memory
+traffic needs, and every normalisation, addition and cast is a launch of its own. Here a layer is two launches forwards
+and five backwards (conv.cu, conv_weights.cu, norm.cu). Plain torch does it where these kernels do not serve.
 
-A captured step of SimCLR with QARe and Adam, two views of 128 images of 32×32 (H200, torch 2.11), takes 1.92 ms with
-ResNet-32 instead of 4.82 ms, and 0.40 ms with Conv-4 instead of 0.77 ms; an encoder's step alone, of 2048 images,
-7.7 ms instead of 25.5 ms and 0.39 ms instead of 2.27 ms. ResNet-18, where only the first stage is ours: 4.1 ms instead
-of 4.7 ms.
+Milliseconds on an H200 with torch 2.11 (results/bench-kernels-h200.json; benchmarks/kernels.py measures them again).
+"Encoder" is its forward and backward pass, "step" a captured training step of SimCLR with QARe. torch.compile is in its
+default mode, for Conv-4 in max-autotune, which is faster.
+
+              encoder: ours  torch.compile  plain torch      step: ours  torch.compile  plain torch
+    Conv-4            0.123     0.270 (2.2x)      0.437           0.371     0.522 (1.4x)      0.689
+    ResNet-32          1.56      3.22 (2.1x)       4.27            1.86      3.52 (1.9x)       4.55
+    ResNet-18          12.9      10.8 (0.8x)       14.5            13.4      11.3 (0.8x)       15.2
+
+ResNet-18 uses the kernels in its first stage only, through the same blocks as ResNet-32.
 """
 
 from __future__ import annotations
@@ -37,14 +43,15 @@ from setwise.kernels.conv_plan import (
     Pool,
     processors_of,
 )
-from setwise.kernels.nvrtc import or_none
+from setwise.kernels.nvrtc import compiled_or_none, has_bf16, unchanged, usable
 
-ALIGNED = 16  # bytes that are read at once
+ALIGNED = 16  # bytes that a thread reads at once
 
 
 @cache
 def _plan(layer: Layer, device: torch.device, processors: int) -> Plan | None:
-    return or_none(lambda: Plan(layer, device, processors), "the kernels of a convolution", "plain torch", device)
+    what = "the kernels of a convolution"
+    return compiled_or_none(lambda: Plan(layer, device, processors), what, "plain torch", device)
 
 
 def _images(like: Tensor, channels: int, size: tuple[int, int]) -> Tensor:
@@ -80,7 +87,7 @@ class _ConvNorm(torch.autograd.Function):
         else:
             y, items = c.new_empty(layer.images, channels), layer.images
         saved = gamma.new_empty(4, channels)
-        # What the ReLU lets through, a bit each, where a residual has a say in it; else it follows from c.
+        # One bit for each value that passes the ReLU. Without a residual, c alone tells.
         masked = residual is not None and layer.relu
         through = torch.empty(c.numel() // 8, dtype=torch.uint8, device=c.device) if masked else None
         given = [c, c if residual is None else residual, partial, parts, gamma, beta]
@@ -95,15 +102,15 @@ class _ConvNorm(torch.autograd.Function):
         x, weight, gamma, beta, residual, c, saved, through = ctx.saved_tensors
         plan: Plan = ctx.plan
         layer = plan.layer
-        if torch.is_grad_enabled():  # a gradient of the gradient is wanted: let torch derive it
+        if torch.is_grad_enabled():  # for a gradient of the gradient: torch derives it
             inputs = [x, weight, gamma, beta, residual]
             wanted = [t for t, needed in zip(inputs, ctx.needs_input_grad, strict=False) if needed]
             c = F.conv2d(x, weight.to(x.dtype), None, layer.stride, layer.kernel // 2)
             c = F.batch_norm(c, None, None, gamma, beta, training=True, eps=ctx.eps)
             y = _finish(c, residual, layer.relu, layer.pool)
             outputs, grads = ((y, x), (grad, grad_through)) if layer.through else ((y,), (grad,))
-            found = iter(torch.autograd.grad(outputs, wanted, grads, create_graph=True))
-            return *(next(found) if needed else None for needed in ctx.needs_input_grad[:5]), None, None
+            gradients = iter(torch.autograd.grad(outputs, wanted, grads, create_graph=True))
+            return *(next(gradients) if needed else None for needed in ctx.needs_input_grad[:5]), None, None
         grad = _whole(grad)
         grad_through = None if grad_through is None else _whole(grad_through)
         other = c if through is None else through
@@ -121,7 +128,7 @@ class _ConvNorm(torch.autograd.Function):
             plan.run(WEIGHT_GRADIENT, x, grad_c, partial, layer.images)
         if ctx.needs_input_grad[0] and layer.channels_in % 8 == 0:
             grad_x, more = torch.empty_like(x), grad_c if grad_through is None else grad_through
-            # Reads nothing of the kernel before, if that is the one above, and runs beside its last blocks.
+            # It reads nothing that WEIGHT_GRADIENT writes, so it may start beside that kernel's last blocks.
             plan.run(TURNED, grad_c, weight, more, grad_x, saved, layer.images, early=grad_weight is not None)
         elif ctx.needs_input_grad[0]:
             sizes = (x.shape, weight.to(x.dtype), grad_c, layer.stride, layer.kernel // 2)
@@ -133,7 +140,7 @@ class _ConvNorm(torch.autograd.Function):
 
 
 def _whole(grad: Tensor) -> Tensor:
-    """In the kernels' order, and where 16 bytes may be read at once: a part of a larger tensor may begin anywhere."""
+    """In the kernels' memory order and aligned: a part of a larger tensor may begin anywhere."""
     grad = grad.contiguous(memory_format=torch.channels_last if grad.dim() == 4 else torch.contiguous_format)
     return grad if grad.data_ptr() % ALIGNED == 0 else grad.clone()
 
@@ -146,11 +153,6 @@ def _finish(y: Tensor, residual: Tensor | None, relu: bool, pool: Pool) -> Tenso
     if pool == "average":
         return F.avg_pool2d(y, 2)
     return y.mean((2, 3)) if pool == "global" else y
-
-
-def _hooked(*modules: nn.Module) -> bool:
-    names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return any(getattr(module, name) for module in modules for name in names)
 
 
 def _same(values: Sequence[int] | int | str, expected: int) -> bool:
@@ -166,14 +168,12 @@ def _layer(
     pool: Pool = "none",
     through: bool = False,
 ) -> Layer | None:
-    """What the kernels are to compute; None where they do not serve."""
-    if not x.is_cuda or torch.version.hip is not None or torch.compiler.is_compiling():
-        return None
-    if torch.cuda.get_device_capability(x.device) < (8, 0):  # no products of bf16
+    """What the kernels compute; None where they do not serve."""
+    if x.dim() != 4 or not usable(x, torch.float32, torch.bfloat16) or not has_bf16(x):
         return None
     if not torch.is_autocast_enabled("cuda") or torch.get_autocast_dtype("cuda") != torch.bfloat16:
         return None
-    if type(conv) is not nn.Conv2d or type(norm) is not nn.BatchNorm2d or _hooked(conv, norm):
+    if not unchanged(nn.Conv2d, conv) or not unchanged(nn.BatchNorm2d, norm):
         return None
     if not norm.training or not norm.track_running_stats or not norm.affine or norm.momentum is None:
         return None
@@ -181,8 +181,6 @@ def _layer(
     plain = conv.bias is None and conv.groups == 1 and conv.padding_mode == "zeros" and _same(conv.dilation, 1)
     square = _same(conv.kernel_size, kernel) and _same(conv.stride, stride) and _same(conv.padding, kernel // 2)
     if not plain or not square or kernel not in (1, 3) or stride not in (1, 2):
-        return None
-    if x.dim() != 4 or x.dtype not in (torch.float32, torch.bfloat16) or not x.shape[0]:
         return None
     images, channels, height, width = x.shape
     if conv.out_channels not in WIDTHS or (channels not in WIDTHS and channels > IMAGE_CHANNELS):
@@ -207,6 +205,10 @@ def _layer(
     return Layer(*sizes, pool, relu, residual is not None, wanted, through)
 
 
+def _plan_for(x: Tensor, layer: Layer | None) -> Plan | None:
+    return None if layer is None else _plan(layer, x.device, processors_of(x.device))
+
+
 def conv_norm(
     x: Tensor,
     conv: nn.Conv2d,
@@ -216,15 +218,13 @@ def conv_norm(
     relu: bool = True,
     pool: Pool = "none",
 ) -> Tensor:
-    """A layer: pool(relu(norm(conv(x)) + residual)), each part but the first two if it is asked for.
+    """A layer: pool(relu(norm(conv(x)) + residual)), where residual, ReLU and pool are optional.
 
-    ``pool``: "average" of 2×2, [B, C, H/2, W/2], or "global", [B, C]. In training mode on a CUDA device under bf16
-    autocast, with images [B, C, H, W] in the channels-last format, at most 64 channels, and sides that are powers of
-    two, the layer is a few kernels of our own, which can be captured in a CUDA graph once it was called outside of
-    one; their results are the same from run to run. Elsewhere it is the modules themselves.
+    ``pool``: "average" of 2×2, [B, C, H/2, W/2], or "global", [B, C]. Our kernels serve in training mode on a CUDA
+    device under bf16 autocast, for channels-last images [B, C, H, W] of at most 64 channels whose sides are powers of
+    two. Their results are the same from run to run. A CUDA graph can capture them after one call outside of it.
     """
-    layer = _layer(x, conv, norm, residual, relu, pool)
-    plan = _plan(layer, x.device, processors_of(x.device)) if layer is not None else None
+    plan = _plan_for(x, _layer(x, conv, norm, residual, relu, pool))
     if plan is None:
         return _finish(norm(conv(x)), residual, relu, pool)
     apply: Callable[..., Tensor] = _ConvNorm.apply
@@ -232,10 +232,9 @@ def conv_norm(
 
 
 def conv_norm_through(x: Tensor, conv: nn.Conv2d, norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
-    """relu(norm(conv(x))), and ``x`` itself for a shortcut, whose gradient is added where that of ``x`` is computed."""
-    layer = _layer(x, conv, norm, through=True)
-    plan = _plan(layer, x.device, processors_of(x.device)) if layer is not None else None
+    """relu(norm(conv(x))), and ``x`` for a shortcut: our kernel adds the shortcut's gradient to that of ``x``."""
+    plan = _plan_for(x, _layer(x, conv, norm, through=True))
     if plan is None:
-        return _finish(norm(conv(x)), None, True, "none"), x
+        return F.relu(norm(conv(x))), x
     apply: Callable[..., tuple[Tensor, Tensor]] = _ConvNorm.apply
     return apply(x.to(torch.bfloat16), conv.weight, norm.weight, norm.bias, None, norm, plan)

@@ -1,4 +1,4 @@
-"""Which kernels of conv.cu and norm.cu a layer is made of: their constants, their blocks, and their launch."""
+"""The launches of a layer in conv.py: constants and blocks of each kernel."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ POOLS: tuple[Pool, ...] = ("none", "average", "global")
 
 THREADS = 256
 WARPS = THREADS // 32
-WIDTHS = (8, 16, 32, 64)  # channels; with more, the library's kernels are faster
-IMAGE_CHANNELS = 7  # of a first layer: up to here they are loaded one by one
-SIDES = (4, 8, 16, 32, 64, 128, 256)  # pixels of an image's side: tiles fill it without a rest
+WIDTHS = (8, 16, 32, 64)  # channels; above, the library's kernels are faster
+IMAGE_CHANNELS = 7  # at most, of a first layer, which loads them one by one
+SIDES = (4, 8, 16, 32, 64, 128, 256)  # pixels of an image's side, which tiles fill exactly
 TILE_WIDTH = 32
 SHARED_FOR_TWO = 113 * 1024  # bytes of shared memory with which two blocks fit on a multiprocessor of an H200
-MOST_PARTS = 4  # of a device that layers are divided for
+MOST_PARTS = 4  # into which runs divide a device
 JOBS = 4  # pairs of 16 x 16 channels whose weights' gradient one block sums
 
 
@@ -41,7 +41,7 @@ class Layer(NamedTuple):
     relu: bool
     residual: bool
     grad_residual: bool
-    through: bool  # whether the input is passed on, its gradient there to be added here
+    through: bool  # whether the input also goes to a shortcut, whose gradient is added here
 
     @property
     def out(self) -> tuple[int, int]:
@@ -55,7 +55,7 @@ class Layer(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """A kernel's text, its constants, and how many blocks of it there are."""
+    """A kernel's text, its constants, and its number of blocks."""
 
     files: tuple[str, ...]
     name: str
@@ -92,7 +92,7 @@ def _tile(pixels: int, height: int, width: int) -> Tile:
 
 
 def _warps(pixels: int, channels: int) -> int | None:
-    """How many of the warps divide the pixels, the others the channels; two products of 16 pixels each, if possible."""
+    """How many warps divide the pixels; the rest divide the channels. Two products of 16 pixels each, if possible."""
     for rows in (2, 1, 4):
         down = min(WARPS, pixels // (16 * rows))
         if down and channels * down // WARPS >= 8:
@@ -109,8 +109,8 @@ def _padded(channels: int) -> int:
     return -(-channels // 16) * 16
 
 
-def _asked_for(shared_bytes: int) -> int:
-    """As much or a little more: beyond 48 KB it must be asked for, to which the statistics' own 3 KB count."""
+def _requested(shared_bytes: int) -> int:
+    """Above 48 KB, to which the statistics' own 3 KB count, shared memory has to be requested."""
     return max(shared_bytes, 48 * 1024) if shared_bytes > 45 * 1024 else shared_bytes
 
 
@@ -131,7 +131,7 @@ def convolution(layer: Layer, processors: int, *, turned: bool = False) -> Launc
     assert down is not None
     pitch = _padded(channels_in) + 8
     weights = (own + 8) * _padded(channels_in) if turned else own * pitch
-    shared = _asked_for(2 * (layer.kernel**2 * weights + 2 * pitch * tile.reach(layer.kernel, stride)))
+    shared = _requested(2 * (layer.kernel**2 * weights + 2 * pitch * tile.reach(layer.kernel, stride)))
     resident = 2 if shared <= SHARED_FOR_TWO else 1
     defines: dict[str, object] = {
         "IN": channels_in,
@@ -206,8 +206,7 @@ def normalisation(layer: Layer, processors: int) -> tuple[Launch, Launch, Launch
     most = 2 * processors
     blocks = min(most, -(-items // THREADS))
     first = -(-layer.images // WARPS) if layer.pool == "global" else blocks
-    # A block of the next launch reads all sums of this one, which should not take longer than the sums; but more than
-    # 16 items a thread would.
+    # Each block of the next launch reads all sums of this one, so keep them few; but no more than 16 items a thread.
     few = min(blocks, max(most * 16 // layer.channels_out, items // (16 * THREADS)))
 
     def launch(name: str, grid: int, more: dict[str, object]) -> Launch:
@@ -226,30 +225,30 @@ _runs = 1
 
 
 def share_device(runs: int) -> None:
-    """Plan layers from now on for a device on which this many runs train at once."""
+    """From now on, plan layers for a device on which this many runs train at once."""
     global _runs
     check_count(runs, "runs")
     _runs = runs
 
 
 def processes_share() -> bool:
-    """Whether NVIDIA's MPS runs here: without it processes take turns, and each has the whole device in its own."""
+    """Whether NVIDIA's MPS runs here. Without it processes take turns, each with the whole device."""
     folder = os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or "/tmp/nvidia-mps"
     return Path(folder, "nvidia-cuda-mps-control.pid").exists()
 
 
 def processors_for(count: int) -> int:
-    """Multiprocessors, of ``count``, that a layer is divided for: a part of them where many runs share the device.
+    """Multiprocessors, of ``count``, to plan a layer for: a part of them where many runs share the device.
 
-    Fewer blocks with more to do each have less to wait for, and what they leave free others use. H200, 12 Conv-4 runs
-    in processes, planned for all 132: 386 runs an hour, for 44: 467, 33: 472, 22: 458, 11: 411; 6 of ResNet-32, for
-    132: 28.7, for 33: 40.1, and 12 of them, for 33: 43.8, for 22: 45.1.
+    Fewer blocks with more work wait less, and other runs use what they leave free. On an H200, 12 Conv-4 runs in
+    processes make 386 runs an hour if planned for all 132, and 467, 472, 458, 411 if for 44, 33, 22, 11; 6 ResNet-32
+    runs make 28.7 for 132 and 40.1 for 33.
     """
     return max(1, count // min(_runs, MOST_PARTS))
 
 
 def processors_of(device: torch.device) -> int:
-    """Of this CUDA device."""
+    """``processors_for`` this CUDA device."""
     return processors_for(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
@@ -276,7 +275,7 @@ class Plan:
         self.launches, self.kernels = launches, kernels
 
     def parts(self, which: int) -> int:
-        """Blocks of a launch, each of which leaves sums."""
+        """Blocks of a launch: each leaves its own sums."""
         return self.launches[which].grid[0]
 
     def run(self, which: int, *args: Any, early: bool = True) -> None:

@@ -1,8 +1,7 @@
 """Eigen-decomposition of small symmetric matrices without waiting for the device.
 
-``torch.linalg.eigh`` reads its status back from a GPU: it cannot be captured in a CUDA graph, and it runs
-a slow loop over batches with n > 32. QARe needs two matrices of E + 1 rows in every step, so there is a
-kernel for them here (eigh.cu, compiled at run time) and the library everywhere else.
+``torch.linalg.eigh`` reads its status back from a GPU, so a CUDA graph cannot capture it, and it loops slowly over
+batches with n > 32. QARe needs two matrices of E + 1 rows in every step. The kernel in eigh.cu decomposes them.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from setwise.kernels.nvrtc import compile_kernel, or_none, usable
+from setwise.kernels.nvrtc import compile_kernel, compiled_or_none, usable
 
 FILES = ("tridiagonal.cu", "eigh.cu")
 LARGEST = 132  # rows; the kernel then takes 163 KB of shared memory, which data centre GPUs since the A100 have
@@ -49,10 +48,10 @@ class Solver:
 
 @cache
 def _kernel(n: int, device: torch.device) -> Solver | None:
-    """The kernel for n x n matrices on ``device``, None where it cannot be had; says so once."""
+    """The kernel for n x n matrices on ``device``; None, and one warning, where it does not compile."""
     what = f"the eigenvalue kernel for n = {n}"
     instead = "torch.linalg.eigh, which waits for the device and cannot be captured in a CUDA graph,"
-    return or_none(lambda: Solver(n), what, instead, device)
+    return compiled_or_none(lambda: Solver(n), what, instead, device)
 
 
 def eigh(a: Tensor, *, quick: bool = False) -> tuple[Tensor, Tensor]:
@@ -60,17 +59,15 @@ def eigh(a: Tensor, *, quick: bool = False) -> tuple[Tensor, Tensor]:
 
         A = W diag(l) W^T
 
-    ``a`` is [..., n, n] in float32 or float64, of which the lower triangle is read. Returns l [..., n] and
-    W [..., n, n], whose columns are the eigenvectors. Like every eigen-solver, W is free up to signs, and up
-    to rotations within equal eigenvalues. No gradient passes: the derivative of eigenvectors is not finite
-    where eigenvalues are equal, and spectral losses have closed forms for theirs.
+    ``a`` is [..., n, n] in float32 or float64; only its lower triangle is read. Returns l [..., n] and W [..., n, n],
+    whose columns are the eigenvectors. W is free up to signs and to rotations within equal eigenvalues. No gradient
+    passes: eigenvectors have no finite derivative where eigenvalues are equal, and spectral losses have closed forms.
 
-    On a CUDA device in float32 with n <= 132: one kernel, which does not wait for the device and can be
-    captured in a CUDA graph once it was called for this n outside of one. |W diag(l) W^T - A|, |W^T W - I|
-    and the error of l relative to the spectral norm stay under 1e-5. Matrices with a NaN or an infinity give
-    NaN. Elsewhere: torch.linalg.eigh, on the CPU in float64, since in float32 it fails, or gives NaN, on some finite
-    matrices with many eigenvalues near zero. ``quick`` tries float32 first, for half the time and the accuracy of the
-    kernel.
+    On a CUDA device in float32 with n <= 132, one kernel does it. A CUDA graph can capture it after one call for this
+    n. |W diag(l) W^T - A|, |W^T W - I| and the error of l relative to the spectral norm stay under 1e-5. A matrix with
+    a NaN or an infinity gives NaN. Elsewhere torch.linalg.eigh does it, on the CPU in float64: in float32 it fails, or
+    gives NaN, on some finite matrices with many eigenvalues near zero. ``quick`` tries float32 first, which takes half
+    the time and is as accurate as the kernel.
     """
     if a.dtype not in (torch.float32, torch.float64):
         raise ValueError(f"expected a in float32 or float64, got {a.dtype}; convert it with .float()")
@@ -78,7 +75,7 @@ def eigh(a: Tensor, *, quick: bool = False) -> tuple[Tensor, Tensor]:
         raise ValueError(f"expected a to be square, of shape (..., N, N), got {tuple(a.shape)}")
     a = a.detach()
     n = a.shape[-1]
-    if usable(a) and n <= LARGEST:
+    if usable(a, torch.float32) and n <= LARGEST:
         kernel = _kernel(n, a.device)
         if kernel is not None:
             values, vectors = kernel(a.reshape(-1, n, n).contiguous())

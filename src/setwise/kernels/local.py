@@ -1,14 +1,17 @@
-"""Deep InfoMax's scores of every place of a feature map, by four kernels around three matrix products in bf16.
+"""Deep InfoMax's scores of every place of a feature map: four kernels around three matrix products in bf16.
 
-The rows between the two layers are 256 channels of every place, for a map with its own features and for one with
-another image's: 67 MB in bf16 each for 128 images of 32×32, and the time is that of reading and writing them. Plain
-torch does so about 59 times in a step: a bias, a ReLU, a sum and their gradients are passes of their own. Here it is
-about 26 times (local.cu): 12 of them are the products', 3 the first layer's and its gradients'. To that end
-- the first layer's bias is added to what is the same at every place, not to the places;
-- of either ReLU's input only the signs are kept, a bit each;
-- with m the signs of u + bias, u = h W^T and s = v . relu(u + bias) + c, all but the places' gradient follow from
-  G = (m grad s)^T h and t = sum m grad s: that of W is v G, that of the bias v t, that of v sum(G W) + bias t.
-A captured step on Conv-4, 128 images of 32×32 (H200, torch 2.11), takes 1.17 ms instead of 2.34 ms.
+Between the two layers lie rows of 256 channels for every place, once with the image's own features and once with
+another image's: 67 MB each in bf16 for 128 images of 32×32. Time goes into reading and writing them. Plain torch does
+so about 59 times in a step, since each bias, ReLU, sum and gradient is a pass of its own. These kernels (local.cu) need
+about 26 passes, of which the products take 12 and the first layer with its gradients 3:
+- they add the first layer's bias to what is the same at every place, not to the places;
+- they keep only the signs of each ReLU's input, one bit each;
+- with m the signs of u + bias, u = h W^T and s = v . relu(u + bias) + c, all gradients but that of the places follow
+  from G = (m grad s)^T h and t = sum m grad s: v G for W, v t for the bias, sum(G W) + bias t for v.
+
+Milliseconds on an H200 with torch 2.11, Conv-4, 128 images of 32×32 (results/bench-kernels-h200.json;
+benchmarks/kernels.py measures them again): the scores and their gradients take 0.640, with torch.compile 0.996 (1.6x),
+in plain torch 1.80. A captured step takes 1.08, with torch.compile 1.54 (1.4x), in plain torch 2.46.
 """
 
 from __future__ import annotations
@@ -24,18 +27,18 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import conv2d, linear, relu
 
 from setwise.kernels.conv_plan import processors_of
-from setwise.kernels.nvrtc import compile_kernel, or_none
+from setwise.kernels.nvrtc import compile_kernel, compiled_or_none, has_bf16, unchanged, usable
 
 FILES = ("bf16.cu", "local.cu")
 NAMES = ("hidden", "scores", "scores_backward", "hidden_backward")
 CHANNELS = (8, 16, 32, 64, 128, 256)  # a row is the work of one warp, or of a part of it
 THREADS = 256
-BLOCKS = 8  # a multiprocessor: twice as many as there is room for, so that none is idle for long
+BLOCKS = 8  # a multiprocessor: twice as many as it holds, so that none is idle for long
 PARTS = 32  # of a product; with 256 channels they are 128 tiles of 128×128
 
 
 class Kernels:
-    """The kernels of local.cu on a device, and what they return: rows are bf16, all else float32."""
+    """The kernels of local.cu on a device. Rows are bf16, all else float32; ``through`` are bits that a ReLU passed."""
 
     def __init__(self, channels: int, processors: int) -> None:
         self.channels, self.most = channels, BLOCKS * processors
@@ -56,7 +59,7 @@ class Kernels:
         return like.new_empty(rows, self.channels // 8, dtype=torch.uint8)
 
     def hidden(self, places: Tensor, whole: Tensor) -> tuple[Tensor, Tensor]:
-        """relu(places [B, S, C] + whole [B, C]) and the same with whole.roll(1, 0), [2BS, C]; what was let through."""
+        """relu(places [B, S, C] + whole [B, C]) and the same with whole.roll(1, 0), [2BS, C]; ``through``."""
         images, size, _ = places.shape
         h, through = self._empty(places, 2 * images * size), self._bits(places, 2 * images * size)
         blocks = images * self.blocks(size, self.most // images)
@@ -64,14 +67,14 @@ class Kernels:
         return h, through
 
     def scores(self, u: Tensor, bias: Tensor, weight: Tensor, constant: Tensor) -> tuple[Tensor, Tensor]:
-        """relu(u [R, C] + bias) @ weight + constant, [R]; what was let through."""
+        """relu(u [R, C] + bias) @ weight + constant, [R]; ``through``."""
         rows = len(u)
         scores, through = bias.new_empty(rows), self._bits(u, rows)
         self.run("scores", self.blocks(rows, self.most), u, bias, weight, constant, scores, through, rows)
         return scores, through
 
     def scores_backward(self, grad: Tensor, through: Tensor) -> tuple[Tensor, Tensor]:
-        """grad [R] in every channel that was let through, [R, C]; its sums [C]."""
+        """grad [R] in every channel of ``through``, [R, C]; its sums [C]."""
         rows = len(grad)
         blocks = self.blocks(rows, self.most)
         spread, partial = self._empty(grad, rows), grad.new_empty(blocks, self.channels)
@@ -79,12 +82,12 @@ class Kernels:
         return spread, partial.sum(0)
 
     def product(self, spread: Tensor, h: Tensor) -> Tensor:
-        """spread^T h, [C, C], in float32: summed over parts of the rows, for enough blocks to have work."""
+        """spread^T h, [C, C], in float32: in parts of the rows, so that enough blocks have work."""
         parts = (gcd(len(h), PARTS), -1, self.channels)
         return torch.bmm(spread.view(parts).mT, h.view(parts), out_dtype=torch.float32).sum(0)
 
     def hidden_backward(self, grad: Tensor, through: Tensor, images: int) -> tuple[Tensor, Tensor]:
-        """The two halves of grad [2BS, C], where let through: their sum [B, S, C], their sums over places [B, 2, C]."""
+        """The halves of grad [2BS, C] where ``through``: their sum [B, S, C], their sums over places [B, 2, C]."""
         size = len(grad) // (2 * images)
         parts = self.blocks(size, self.most // images)
         out = self._empty(grad, images * size).view(images, size, -1)
@@ -95,7 +98,8 @@ class Kernels:
 
 @cache
 def _kernels(channels: int, device: torch.device, processors: int) -> Kernels | None:
-    return or_none(lambda: Kernels(channels, processors), "the kernels of local scores", "plain torch", device)
+    what = "the kernels of local scores"
+    return compiled_or_none(lambda: Kernels(channels, processors), what, "plain torch", device)
 
 
 class _LocalScores(torch.autograd.Function):
@@ -130,20 +134,15 @@ class _LocalScores(torch.autograd.Function):
         return grad_places, grad_whole, last[:, None] * product, last * total, grad_last, grad.sum()[None], None
 
 
-def _plain(module: nn.Module) -> bool:
-    names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return type(module) is nn.Conv2d and not any(getattr(module, name) for name in names)
-
-
 def _kernels_for(feature_map: Tensor, second: nn.Conv2d, last: nn.Conv2d) -> Kernels | None:
     """None where the kernels do not serve."""
     x = feature_map
-    if not x.is_cuda or torch.version.hip is not None or torch.compiler.is_compiling() or not x.numel():
-        return None
-    if torch.cuda.get_device_capability(x.device) < (8, 0) or x.dtype not in (torch.float32, torch.bfloat16):
+    if not usable(x, torch.float32, torch.bfloat16) or not has_bf16(x):
         return None
     dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
-    if dtype != torch.bfloat16 or second.out_channels not in CHANNELS or not _plain(second) or not _plain(last):
+    if dtype != torch.bfloat16 or second.out_channels not in CHANNELS:
+        return None
+    if not unchanged(nn.Conv2d, second) or not unchanged(nn.Conv2d, last):
         return None
     return _kernels(second.out_channels, x.device, processors_of(x.device))
 
@@ -157,12 +156,12 @@ def local_scores(
 ) -> tuple[Tensor, Tensor]:
     """Scores [B, 1, H, W] of feature maps [B, C, H, W] with their features [B, F], and with those of the image before.
 
-    last(relu(second(relu(first(both, stacked))))), 1×1 convolutions. The first is linear: it is computed once for the
-    maps and once for the features, which are the same at every place, and nothing is stacked. For the second scores
-    the latter are moved, which are the smaller.
+    last(relu(second(relu(first(both, stacked))))), all 1×1 convolutions. The first is linear, so we apply it to the
+    maps and to the features, which are the same at every place, and stack nothing. For the second scores we move the
+    features, which are the smaller.
 
-    In bf16 on a CUDA device, by autocast or by the tensors' type, kernels of our own do it, which can be captured in
-    a CUDA graph once it was called outside of one; they give float32, and the same bits for the same input.
+    In bf16 on a CUDA device, by autocast or by the tensors' type, our kernels do it. They return float32, and the same
+    bits for the same input. A CUDA graph can capture them after one call outside of it.
     """
     channels = feature_map.shape[1]
     of_map, of_features = first.weight[:, :channels], first.weight[:, channels:, 0, 0]

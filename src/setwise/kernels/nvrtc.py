@@ -1,4 +1,4 @@
-"""Kernels compiled at run time, where there is a CUDA device, and what to do where they cannot be had."""
+"""Compile kernels at run time and launch them; plain torch takes over where that fails."""
 
 from __future__ import annotations
 
@@ -11,17 +11,31 @@ from importlib import resources
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from setwise.checks import see
 from setwise.kernels.stored import stored
 
 T = TypeVar("T")
+# An older torch, no NVRTC or setuptools, an unknown device.
+FAILURES = (AttributeError, ImportError, KeyError, OSError, RuntimeError, TypeError)
 
 
-def usable(x: Tensor) -> bool:
-    """Whether a kernel of ours may work on ``x``: float32 on a CUDA device, and not while torch traces the code."""
-    return x.is_cuda and x.dtype == torch.float32 and torch.version.hip is None and not torch.compiler.is_compiling()
+def usable(x: Tensor, *dtypes: torch.dtype) -> bool:
+    """Whether a kernel may work on ``x``: a non-empty CUDA tensor of one of ``dtypes``, and torch does not trace."""
+    here = x.is_cuda and x.numel() > 0 and (not dtypes or x.dtype in dtypes)
+    return here and torch.version.hip is None and not torch.compiler.is_compiling()
+
+
+def has_bf16(x: Tensor) -> bool:
+    """Whether the GPU of ``x`` multiplies bf16 on tensor cores."""
+    return torch.cuda.get_device_capability(x.device) >= (8, 0)
+
+
+def unchanged(kind: type[nn.Module], module: nn.Module) -> bool:
+    """Whether ``module`` is exactly of this class and nobody hooked into it: then a kernel may take its place."""
+    names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return type(module) is kind and not any(getattr(module, name) for name in names)
 
 
 @cache
@@ -52,10 +66,10 @@ INVALID_CONTEXT = 201  # CUresult
 
 
 class Kernel:
-    """A compiled kernel, launched on the current stream of its arguments' device.
+    """A compiled kernel. It runs on the current stream of its arguments' device.
 
-    The launch is our own because torch's opens the driver's library anew each time: an eager QARe of five launches took
-    2.2 ms with it and takes 1.7 ms without (H200, torch 2.11).
+    We launch it ourselves because torch opens the driver's library anew for each launch: an eager QARe of five
+    launches took 2.2 ms with torch's launch and takes 1.7 ms with ours (H200, torch 2.11).
     """
 
     def __init__(self, compiled: Any, shared_bytes: int) -> None:
@@ -74,11 +88,11 @@ class Kernel:
         args: Sequence[Any],
         early: bool = False,
     ) -> None:
-        """Launch; tensors are passed as pointers, int as int, float as double.
+        """Launch. Tensors become pointers, int stays int, float becomes double.
 
-        ``early``: before the kernel before it ends, for which it then waits by itself. That hides most of the
-        microsecond or two that a launch takes: ResNet-32's step of 230 such launches takes 1.92 ms instead of 2.11 ms
-        (H200, torch 2.11). What it needs of the kernels is at ``wait_for_kernel_before`` in conv_tiles.cu.
+        ``early`` starts it before the previous kernel ends; the kernel then waits by itself, as
+        ``wait_for_kernel_before`` in conv_tiles.cu says. This hides most of a launch's one or two microseconds:
+        ResNet-32's step of 230 launches takes 1.92 ms instead of 2.11 ms (H200, torch 2.11).
         """
         values: list[Any] = []
         device = None
@@ -96,11 +110,13 @@ class Kernel:
         attribute = _Attribute(PROGRAMMATIC_STREAM_SERIALIZATION, 0, 1)
         with torch.cuda.device(device) if device != _current() else nullcontext():
             stream = torch.cuda.current_stream().cuda_stream
-            how = _Configuration(*grid, *block, self.shared_bytes, stream, ctypes.pointer(attribute), int(early))
-            status = self.launch(ctypes.byref(how), self.function, pointers, None)
-            if status == INVALID_CONTEXT:  # nothing was launched from this thread yet: a new one, of autograd's
+            configuration = _Configuration(
+                *grid, *block, self.shared_bytes, stream, ctypes.pointer(attribute), int(early)
+            )
+            status = self.launch(ctypes.byref(configuration), self.function, pointers, None)
+            if status == INVALID_CONTEXT:  # the first launch of a new thread, such as autograd's
                 _driver().cuCtxSetCurrent(self.context)
-                status = self.launch(ctypes.byref(how), self.function, pointers, None)
+                status = self.launch(ctypes.byref(configuration), self.function, pointers, None)
         if status:
             raise RuntimeError(f"expected a kernel to be launched, got CUDA driver error {status}")
 
@@ -123,7 +139,7 @@ def compile_kernel(
 ) -> Kernel:
     """The kernel ``name`` of ``files`` in this folder, with ``defines`` before their text, for the current device."""
     text = source(files, defines)
-    torch.cuda.synchronize()  # binds the device's context to this thread, where nothing has yet; loading needs one
+    torch.cuda.synchronize()  # binds the device's context to this thread, which loading needs
     # Private in torch 2.11 and 2.13, and the only way to NVRTC without a build step; hence Any.
     tools: Any = torch.cuda._utils
     made_for = (torch.__version__, torch.version.cuda, *torch.cuda.get_device_capability())
@@ -131,8 +147,8 @@ def compile_kernel(
     return Kernel(tools._cuda_load_module(binary, [inside])[inside], shared_bytes)
 
 
-def or_none(make: Callable[[], T], what: str, instead: str, device: torch.device) -> T | None:
-    """What ``make`` compiles on ``device``; None where it cannot be had, with a warning (callers keep the answer)."""
+def compiled_or_none(compile_it: Callable[[], T], what: str, instead: str, device: torch.device) -> T | None:
+    """What ``compile_it`` returns on ``device``, or None and a warning where that fails; callers cache the answer."""
     if torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
             f"expected {what} to have been used on {device} before the capture of a CUDA graph, "
@@ -141,15 +157,8 @@ def or_none(make: Callable[[], T], what: str, instead: str, device: torch.device
         )
     try:
         with torch.cuda.device(device):
-            return make()
-    except (
-        AttributeError,
-        ImportError,
-        KeyError,
-        OSError,
-        RuntimeError,
-        TypeError,
-    ) as error:  # an older torch, no NVRTC or setuptools, an unknown device
+            return compile_it()
+    except FAILURES as error:
         warnings.warn(
             f"{instead} takes the place of {what} on {device}, which did not compile: {error}",
             RuntimeWarning,

@@ -63,11 +63,11 @@ extern "C" __global__ void unit_rows_backward(const float* __restrict__ grad, co
 }
 
 // The ordered dot product of two spectra, one warp a set: values [2, r] ascending, and rest [2] repeated, of which
-// ``copies`` are sorted in and ``beyond`` meet each other. met [2, r] is what each value meets in the other set,
-// rest_met [2] the sum of what the repeated ones meet, value [1] the product.
-extern "C" __global__ void meeting(const float* __restrict__ values, const float* __restrict__ rest,
-                                   float* __restrict__ met, float* __restrict__ rest_met, float* __restrict__ value,
-                                   int r, int copies, int beyond, int largest) {
+// ``copies`` are sorted in and ``beyond`` are each other's partners. partners [2, r] are those of the values,
+// rest_partners [2] the sum of those of the repeated ones, result [1] the product.
+extern "C" __global__ void spectra_product(const float* __restrict__ values, const float* __restrict__ rest,
+                                           float* __restrict__ partners, float* __restrict__ rest_partners,
+                                           float* __restrict__ result, int r, int copies, int beyond, int largest) {
     const int set = threadIdx.x / 32, lane = threadIdx.x % 32, total = r + copies;
     const float *mine = values + set * r, *theirs = values + (1 - set) * r;
     const float my_rest = rest[set], their_rest = rest[1 - set];
@@ -85,15 +85,15 @@ extern "C" __global__ void meeting(const float* __restrict__ values, const float
             rest_sum += other;
         } else {
             const int i = place < before ? place : place - copies;
-            met[set * r + i] = other;
+            partners[set * r + i] = other;
             product = fmaf(mine[i], other, product);
         }
     }
     product = warp_sum(product);
     rest_sum = warp_sum(rest_sum) + beyond * their_rest;
     if (lane == 0) {
-        rest_met[set] = rest_sum;
-        if (set == 0) value[0] = product + my_rest * rest_sum;
+        rest_partners[set] = rest_sum;
+        if (set == 0) result[0] = product + my_rest * rest_sum;
     }
 }
 

@@ -1,4 +1,4 @@
-"""Small steps that are one launch each on a GPU, and plain torch elsewhere: unit rows, losses of rows, spectra."""
+"""Unit rows, losses of rows, products of spectra: one launch each on a GPU, plain torch elsewhere."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from setwise.kernels.nvrtc import Kernel, compile_kernel, or_none, usable
+from setwise.kernels.nvrtc import Kernel, compile_kernel, compiled_or_none, usable
 
 WARPS = 4  # rows a thread block
 
 
 @cache
 def _kernel(name: str, device: torch.device) -> Kernel | None:
-    return or_none(lambda: compile_kernel("rows.cu", name, {}), f"the kernel {name}", "plain torch", device)
+    return compiled_or_none(lambda: compile_kernel("rows.cu", name, {}), f"the kernel {name}", "plain torch", device)
 
 
 def _kernel_for(name: str, x: Tensor) -> Kernel | None:
-    return _kernel(name, x.device) if usable(x) and x.numel() else None
+    return _kernel(name, x.device) if usable(x, torch.float32) else None
 
 
 def unit_rows(z: Tensor, append: float | None = None) -> tuple[Tensor, Tensor]:
-    """Rows of ``z`` [..., E] made unit length, each followed by ``append`` if there is one; and lengths [2, ..., 1].
+    """Rows of ``z`` [..., E] with unit length, each followed by ``append`` if given; and both divisors [2, ..., 1].
 
-    The rows are divided by their largest entry first, so that no square over- or underflows; both divisors are
-    returned. A zero row stays zero; NaN stays NaN.
+    We divide each row by its largest entry first, so that no square over- or underflows. A zero row stays zero; NaN
+    stays NaN.
     """
     kernel = _kernel_for("unit_rows", z)
     if kernel is not None:
@@ -47,13 +47,13 @@ def unit_rows(z: Tensor, append: float | None = None) -> tuple[Tensor, Tensor]:
     return out, torch.stack([divisor, length])
 
 
-SHORTEST = 1e-12  # largest entry of a row that a gradient is divided by in full, as torch's ``normalize`` has it
+SHORTEST = 1e-12  # gradients are divided by at least this, as in torch's ``normalize``
 
 
 def unit_rows_backward(grad: Tensor, out: Tensor, lengths: Tensor, width: int) -> Tensor:
     """Gradient in z of ``unit_rows``: (g - x <x, g>) / length, and zero for a zero row.
 
-    A row whose largest entry is below ``SHORTEST`` gets the gradient of one that has it: no length makes it overflow.
+    A row whose largest entry is below ``SHORTEST`` is treated as if it were ``SHORTEST``, so that nothing overflows.
     """
     kernel = _kernel_for("unit_rows_backward", grad)
     if kernel is not None:
@@ -76,18 +76,18 @@ NOWHERE = -(2**30)  # a column that no row has
 
 
 def have_row_losses(theta: Tensor) -> bool:
-    """Whether there is a kernel for ``row_losses``, which has no other form here."""
+    """Whether a kernel serves for ``row_losses``; losses.structured has its plain torch."""
     return _kernel_for("row_losses", theta) is not None
 
 
 def row_losses(
     theta: Tensor, partner: Tensor, itself: int | None, sparse: bool, margin: float, least: float | None
 ) -> tuple[Tensor, Tensor]:
-    """Losses [R] of the rows of ``theta`` [R, M] and their gradient in it [R, M], by one launch.
+    """Losses [R] of the rows of ``theta`` [R, M] and their gradient in it [R, M].
 
-    What ``losses.structured`` computes step by step, and what is tested against it: log-sum-exp or ``sparse``, minus
-    the score in column ``partner`` [R], from which ``margin`` is taken off. Scores are bounded by ``least`` from below;
-    column i + ``itself`` is left out of row i.
+    A loss is the log-sum-exp of a row, or its ``sparse`` counterpart, minus the score in column ``partner`` [R], which
+    is lowered by ``margin``. Scores below ``least`` count as ``least``. Row i leaves column i + ``itself`` out.
+    ``losses.structured`` computes the same step by step.
     """
     kernel = _kernel_for("row_losses", theta)
     assert kernel is not None
@@ -100,26 +100,27 @@ def row_losses(
     return losses, gradient
 
 
-def meeting(values: Tensor, rest: Tensor, size: int, largest: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Ordered dot product of two spectra of ``size`` eigenvalues, and what each eigenvalue meets in it.
+def spectra_product(values: Tensor, rest: Tensor, size: int, largest: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Ordered dot product of two spectra of ``size`` eigenvalues, and the partner of each eigenvalue in it.
 
-    ``values`` [2, r] ascending, and ``rest`` [2], which makes up the remaining size - r of each set. Sorted alike
-    (``largest``) or one the other way round. Returns met [2, r], what the repeated ones meet in sum [2], the value.
+    Set s has the eigenvalues ``values[s]`` [r], ascending, and size - r copies of ``rest[s]``. Both sets are sorted
+    alike (``largest``) or in opposite orders. Returns the partners [2, r] of the values, the sum of the partners of
+    the copies [2], and the product.
     """
     r = values.shape[-1]
-    # No more than r of the repeated ones can meet anything but each other.
+    # At most r copies of a set can have a partner that is not a copy.
     copies = min(size - r, r)
     beyond = size - r - copies
-    kernel = _kernel_for("meeting", values)
+    kernel = _kernel_for("spectra_product", values)
     if kernel is not None:
         values, rest = values.contiguous(), rest.contiguous()
-        met, rest_met, value = torch.empty_like(values), torch.empty_like(rest), values.new_empty(())
-        arguments = [values, rest, met, rest_met, value, r, copies, beyond, int(largest)]
+        partners, rest_partners, product = torch.empty_like(values), torch.empty_like(rest), values.new_empty(())
+        arguments = [values, rest, partners, rest_partners, product, r, copies, beyond, int(largest)]
         kernel(grid=(1, 1, 1), block=(64, 1, 1), args=arguments)
-        return met, rest_met, value
+        return partners, rest_partners, product
     places = torch.arange(r, device=values.device) + copies * (values >= rest[:, None])
     ascending = rest[:, None].repeat(1, r + copies).scatter_(1, places, values)
     opposite = ascending.flip(0) if largest else ascending.flip(0, 1)
-    met = opposite.gather(1, places)
-    rest_met = opposite.sum(1) - met.sum(1) + beyond * rest.flip(0)
-    return met, rest_met, (ascending[0] * opposite[0]).sum() + beyond * rest[0] * rest[1]
+    partners = opposite.gather(1, places)
+    rest_partners = opposite.sum(1) - partners.sum(1) + beyond * rest.flip(0)
+    return partners, rest_partners, (ascending[0] * opposite[0]).sum() + beyond * rest[0] * rest[1]

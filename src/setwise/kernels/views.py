@@ -1,6 +1,6 @@
-"""Views of images on a CUDA device in one launch, their parameters drawn there; setwise.views has the plain torch.
+"""Views of images on a CUDA device: one launch draws their parameters and applies them.
 
-Every function here returns None where the kernel cannot be had, and setwise.views then computes the same.
+Every function here returns None where no kernel serves; setwise.views then computes the same in plain torch.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from setwise.kernels.nvrtc import compile_kernel, or_none
+from setwise.kernels.nvrtc import compile_kernel, compiled_or_none, usable
 
 BLOCKS = 8  # of four random words, for each sample and view
 TRIES = 10  # crops that are tried until one fits into the image
@@ -81,15 +81,12 @@ def _defines(ranges: Ranges | None, finish: Finish | None) -> dict[str, object]:
 
 @cache
 def _kernel(name: str, ranges: Ranges | None, finish: Finish | None, device: torch.device) -> Any:
-    def make() -> Any:
-        return compile_kernel("views.cu", name, _defines(ranges, finish))
-
-    return or_none(make, f"the kernel {name}", "plain torch, which waits for the device,", device)
-
-
-def usable(x: Tensor) -> bool:
-    """Whether there may be a kernel for the device of ``x``, and torch does not trace the code."""
-    return x.is_cuda and torch.version.hip is None and not torch.compiler.is_compiling() and x.numel() > 0
+    return compiled_or_none(
+        lambda: compile_kernel("views.cu", name, _defines(ranges, finish)),
+        f"the kernel {name}",
+        "plain torch, which waits for the device,",
+        device,
+    )
 
 
 def _kernel_for(name: str, ranges: Ranges | None, finish: Finish | None, x: Tensor) -> Any:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 import setwise.register as register
-from setwise.kernels.local import local_scores
+from setwise.kernels import local_scores
 from setwise.kernels.views import BLOCKS
 from setwise.losses.parallel import Processes
 from setwise.methods.method import Batch, Method, Parts

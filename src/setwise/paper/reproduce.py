@@ -25,7 +25,7 @@ import torch
 import setwise.records as records
 from setwise.checks import check_count
 from setwise.data import split_sizes
-from setwise.kernels.conv_plan import processes_share, share_device
+from setwise.kernels import processes_share, share_device
 from setwise.locks import Taken, locked
 from setwise.paper.jobs import Job
 from setwise.paper.recipes import recipe
