@@ -23,6 +23,7 @@ from setwise.kernels import conv, local
 from setwise.paper.recipes import recipe
 from setwise.training import engine as training
 from setwise.training.capture import captured
+from setwise.training.environment import environment
 
 NAMES = {name: RECIPES[name] for name in ("conv4", "resnet32", "resnet18")}
 NAMES["deepinfomax"] = "paper/cifar10-conv4-deepinfomax"
