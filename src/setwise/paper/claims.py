@@ -26,25 +26,21 @@ SPARSE = 50.0  # per cent of the negatives: a smaller support is called sparse; 
 LEVEL = 0.05
 CONTROLLED = ("ablation/simclr-qare", "ablation/simclr-frobenius")  # they differ in the eigenvalues alone
 EXPLAINED = (
-    "Each difference compares the loss with the term to the same loss without it, seed by seed; the table has the "
-    "mean, and in brackets the 95 % interval (Student's t). An interval that contains zero means that these runs "
-    "cannot tell, not that there is no effect. One interval in twenty misses by chance. With three seeds, the width "
-    "of an interval is itself mostly chance. All seeds share one split of the data: intervals show the randomness of "
-    "training, not of the images."
+    "The loss with the term minus the same loss without it, seed by seed: mean and 95 % interval (Student's t). Where "
+    "the interval contains zero, these runs cannot tell. One interval in twenty misses by chance; with three seeds its "
+    "width is itself mostly chance. All seeds share one split of the data."
 )
 NOTE = (
-    "Differences are paired by seed, in points. Yes: the 95 % interval lies above zero; no: below; unclear: around "
-    "zero. In brackets: how many of these verdicts survive Holm's correction for the number of settings. Lowest and "
-    "highest are taken over the settings with a yes or a no, or over all where there are none. Support is no "
-    "difference but the per cent of negatives with any weight; below half it is called sparse."
+    "Differences are paired by seed, in points. Yes: the 95 % interval lies above zero; no: below; unclear: around it. "
+    "In brackets: how many survive Holm's correction. Lowest and highest: of the settings with a yes or a no, if there "
+    "are any. Support: per cent of the negatives that have weight, called sparse below half."
 )
 DETAILS = (
-    "Verdicts as above. The structural difference and the product of Frobenius norms are set-level terms without "
-    "eigenvalues. The second bounds QARe, so what QARe gains over it comes from the eigenvalues. Weight 0 is QARe's "
-    "form without QARe: in the released code it keeps a clamp. False negatives: share of the weight on images of the "
-    "same class, in points above SimCLR. A point on both encoders: the smaller of the two gains; yes if both gain a "
-    "point with intervals above zero, no if an interval ends below a point. *: changed recipes, or tested on "
-    "validation images."
+    "The structural difference and the product of Frobenius norms are set-level terms without eigenvalues; what QARe "
+    "gains over the second, its own bound, comes from the eigenvalues. Weight 0 is QARe's form without QARe, which in "
+    "the released code keeps a clamp. False negatives: share of the weight on images of the same class, above "
+    "SimCLR's. A point on both encoders: the smaller gain; yes if both gain a point with intervals above zero, no if "
+    "an interval ends below a point. *: changed recipes, or tested on validation images."
 )
 
 

@@ -7,6 +7,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from setwise.paper.tables import changes_table, shown_by_changes, tables_of
 from setwise.records.statistics import number
 from setwise.report.any_runs import AnyRun
 from setwise.report.page import Page
-from setwise.report.tables import Table
+from setwise.report.tables import NOTE, Table
 from setwise.terminal import visible
 from setwise.training.checkpoint import replacing
 
@@ -73,13 +74,15 @@ def report(results: Path, out: Path) -> list[Path]:
 
 def make_page(found: Sequence[Group], aside: Sequence[str], timed: Sequence[Timing] = ()) -> tuple[Page, list[Table]]:
     """The page, and its tables; ``aside`` are the files that have no place in it, with reasons."""
-    page, tables = Page("Does contrasting sets help?", lead=lead(found)), []
+    page = Page("Does contrasting sets help?", lead=lead(found))
+    tables: list[Table] = []
 
     def put(*more: Table | None) -> None:
         for table in more:
             if table and table.rows:
+                explained = any(NOTE in other.note for other in tables)  # once on a page, in every file
                 tables.append(table)
-                table.onto(page)
+                replace(table, note=table.note.replace(NOTE, "").strip() if explained else table.note).onto(page)
 
     if gains := pictured(found):
         page.intervals("What QARe adds, in points of accuracy", gains, other="paper", note=PICTURED)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from setwise.paper import numbers as paper_numbers
@@ -92,7 +91,7 @@ def overview(found: Sequence[Group]) -> list[Table]:
                 row = next((row for row in group.rows if (row.base, row.term) == key), Row(*key))
                 line += [row.mean("probe_accuracy"), paper_number(group, row)]
         more = f" ({changed})" if changed else ""
-        name = re.sub(r"[^a-z0-9]+", "-", f"classification-{form}-{changed}".lower()).strip("-")
+        name = "-".join(filter(None, ("classification", form, changed)))
         note = "Mean ± sample standard deviation over the seeds, per cent. Each column has its own table below."
         tables.append(Table(name, columns, rows, f"Linear probe, {form} form{more}", note))
     return tables
