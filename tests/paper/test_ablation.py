@@ -57,17 +57,3 @@ def test_an_ablation_of_one_seed_names_no_best(tmp_path, keep):
     assert first.title.endswith("validation images (epochs 4)")
     assert bests_of(first) == bests_of(second) == []
     assert "no change yet" in ablation_answer(second)
-
-
-def test_how_flat_the_spectra_are_stands_beside_what_was_changed(tmp_path, keep, look):
-    for loss, spread in (("released/simclr", 1.0), ("ablation/simclr-qare", 0.0)):
-        for seed in (1, 2):
-            about = {"epochs": [{"epoch": 1, "loss": 1.0, "structure": look(seed, spread)}]}
-            changes = {"variant": loss, "loss": loss, "validation": 5000}
-            changes |= {"beta": 1.0} if loss == "ablation/simclr-qare" else {}
-            keep("released/cifar10-conv4-simclr", seed, {"probe_accuracy": 0.5}, about=about, **changes)
-    (group,) = groups(collect(tmp_path / "results")[0])
-    table = ablation_table(group)
-    assert table.columns[-1] == "effective rank", "that of the features is not in the records"
-    plain, flat = (row[-1].mean for row in table.rows)
-    assert plain < flat

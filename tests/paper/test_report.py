@@ -14,7 +14,6 @@ import pytest
 
 import setwise.records as records
 from setwise.cli import main
-from setwise.paper.claims import differences
 from setwise.paper.collected import collect, groups, mean_curve
 from setwise.paper.report import make_page, provenance, report
 from setwise.paper.tables import classification_table
@@ -47,7 +46,7 @@ def test_the_answer_comes_first(tree_of, filled):
     assert texts.texts("h2") == ["Setting by setting", "Tables", "Learning curves", "Where the numbers come from"]
 
 
-def test_every_part_has_its_section(tree_of, looked, keep, tmp_path):
+def test_every_part_has_its_section(tree_of, looked, keep, tmp_path, capsys):
     looked()
     for seed in (1, 2, 3):
         for beta in (0.0, 1.0):
@@ -76,6 +75,7 @@ def test_every_part_has_its_section(tree_of, looked, keep, tmp_path):
     }
     assert "bench-qare-b.json: expected" in texts.texts("pre")[-1]
     assert str(tmp_path) not in files[0].read_text()
+    assert "1 file set aside" in capsys.readouterr().err
 
 
 def test_measurements_alone_make_a_page(tree_of, tmp_path):
@@ -111,12 +111,12 @@ def test_without_records_one_line_and_status_1(tmp_path, capsys):
     for _ in range(2):
         with pytest.raises(SystemExit) as stopped:
             main(["report", "--results", str(tmp_path), "--out", str(tmp_path / "out")])
-        assert re.fullmatch(r"setwise: expected records of runs below .*, got none.*", str(stopped.value))
+        assert str(stopped.value).startswith("setwise: expected records")
         assert "\n" not in str(stopped.value), "a text as the status is exit status 1"
         assert not (tmp_path / "out").exists()
         (tmp_path / "runs").mkdir(exist_ok=True)
         (tmp_path / "runs" / "other.json").write_text("{}")
-    assert "(1 file set aside, the first: other.json: expected a record" in str(stopped.value)
+    assert "1 file set aside, the first: other.json" in str(stopped.value)
 
 
 def test_other_weights_are_in_the_tables_only(filled, keep):
@@ -130,33 +130,11 @@ def test_other_weights_are_in_the_tables_only(filled, keep):
     assert "SparseCLR + QARe, weight 0.25 <b>" not in html, "no line of a chart"
 
 
-def test_nothing_to_compare_is_said(tree_of, keep, tmp_path):
+def test_with_nothing_to_compare_there_are_no_differences(tree_of, keep, tmp_path):
     keep("paper/cifar10-matching-infonce", 1, {"test_accuracy": 0.5})
     page, tables = make_page(groups(collect(tmp_path / "results")[0]), [])
     assert [table.name for table in tables] == ["claims", "matching-cifar10-1467"]
     assert tree_of(page.html()).texts("p")[0] == " No runs yet. (1 run.)"
-
-
-def test_our_terms_are_told_by_their_chosen_weights(keep, tmp_path):
-    for seed in (1, 2, 3):
-        keep("paper/cifar10-matching-infonce", seed, {"test_accuracy": 0.5, "val_accuracy": 0.5})
-        for weight, test in ((1.0, 0.6), (3.0, 0.4)):
-            final = {"test_accuracy": test + seed / 1000, "val_accuracy": test}
-            keep("setwise/cifar10-matching-infonce-gap", seed, final, variant=f"beta-{weight:g}", beta=weight)
-    ((label, *cells),) = differences(groups(collect(tmp_path / "results")[0])).rows
-    assert label == "InfoNCE: CIFAR-10, 1,467 instances"
-    *others, gap, control = (cell and (cell.mean, cell.side) for cell in cells)
-    assert (others, gap, control) == ([None] * 2, (pytest.approx(10.2), "above"), None)
-
-
-def test_files_that_are_set_aside_are_named(keep, tmp_path, capsys):
-    keep("paper/cifar10-matching-infonce", 1, {"test_accuracy": 0.5})
-    report(tmp_path / "results", tmp_path / "out")
-    assert capsys.readouterr().err == ""
-    keep("paper/cifar10-matching-infonce", 2, {"test_accuracy": 50.0})
-    page, *_ = report(tmp_path / "results", tmp_path / "out")
-    assert "1 file set aside" in capsys.readouterr().err
-    assert "got 50.0" in page.read_text()
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="others have no such files")
@@ -210,7 +188,7 @@ def test_every_number_has_its_source(filled, keep):
     assert "6 runs, 60 s of training" in words
 
 
-def test_a_run_of_several_sittings_names_them_all(keep, tmp_path):
+def test_a_run_that_was_resumed_names_all_processes(keep, tmp_path):
     earlier = [{"epoch": 1, "commit": "fff"}, {"epoch": 5, "commit": "0123abc"}, "words"]
     keep("paper/cifar10-conv4-simclr", 1, {"probe_accuracy": 0.5}, about={"earlier": earlier})
     keep("paper/cifar10-conv4-simclr", 2, {"probe_accuracy": 0.5})

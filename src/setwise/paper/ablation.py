@@ -36,8 +36,8 @@ def ablation_table(group: Group) -> Table:
 
 def ranked(group: Group) -> list[tuple[Row, PairedDifference | None]]:
     """A group's rows with their differences to the plain loss: rows without one first, then the best."""
-    found = [(row, group.difference(row, "probe_accuracy")) for row in group.rows if row.runs]
-    return sorted(found, key=lambda pair: -math.inf if pair[1] is None else -pair[1].mean)
+    rows = [(row, group.difference(row, "probe_accuracy")) for row in group.rows if row.runs]
+    return sorted(rows, key=lambda pair: -math.inf if pair[1] is None else -pair[1].mean)
 
 
 def bests_of(group: Group) -> list[tuple[Row, PairedDifference]]:

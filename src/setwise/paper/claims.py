@@ -81,11 +81,11 @@ def compared(group: Group, term: str) -> list[tuple[Row, PairedDifference]]:
     return [(row, difference) for row, difference in pairs if difference is not None]
 
 
-def differences(found: Sequence[Group]) -> Table:
+def differences(groups: Sequence[Group]) -> Table:
     """What every term adds to every loss, in one table."""
     terms = [term for term in TERMS if term]
     rows: list[list[Cell]] = []
-    for group in found:
+    for group in groups:
         cells = {term: {row.base: difference for row, difference in compared(group, term)} for term in terms}
         for base in dict.fromkeys(row.base for row in group.rows):
             if any(base in cells[term] for term in terms):
@@ -105,28 +105,28 @@ def _answer(where: str, difference: PairedDifference | None, paper: str | None =
     return [Answer(where, difference, VERDICTS[difference.side], paper)] if difference else []
 
 
-def _qare_helps(found: Sequence[Group]) -> Iterator[Answer]:
-    for group in found:
+def _qare_helps(groups: Sequence[Group]) -> Iterator[Answer]:
+    for group in groups:
         for row, difference in compared(group, "qare"):
             yield from _answer(f"{word(row.base)}: {group.setting}", difference, _qare_gain(group, row.base))
 
 
-def _beats_structural(found: Sequence[Group]) -> Iterator[Answer]:
+def _beats_structural(groups: Sequence[Group]) -> Iterator[Answer]:
     """In matching; the structural difference is a set-level term without eigenvalues."""
-    for group in (group for group in found if group.kind == "matching"):
+    for group in (group for group in groups if group.kind == "matching"):
         yield from _beats(group, *({word(row.base): row for row, _ in compared(group, t)} for t in ("qare", "control")))
 
 
-def _beats_zero(found: Sequence[Group]) -> Iterator[Answer]:
+def _beats_zero(groups: Sequence[Group]) -> Iterator[Answer]:
     """In linear probes, where the released form with weight 0 still clamps."""
-    for group in probed(found):
+    for group in probed(groups):
         zeros = {word(row.base): row for row in group.rows if (row.term, row.loss, row.weight) == ("qare", "", 0.0)}
         yield from _beats(group, {word(row.base): row for row, _ in compared(group, "qare")}, zeros)
 
 
-def _beats_frobenius(found: Sequence[Group]) -> Iterator[Answer]:
+def _beats_frobenius(groups: Sequence[Group]) -> Iterator[Answer]:
     """In ablations, weight by weight; the product of Frobenius norms is QARe's bound without eigenvalues."""
-    for group in filter(is_ablation, found):
+    for group in filter(is_ablation, groups):
         by_loss = [[row for row in group.rows if row.loss == loss] for loss in CONTROLLED]
         yield from _beats(group, *({f"{word(r.base)}, weight {r.weight:g}": r for r in rows} for rows in by_loss))
 
@@ -137,20 +137,20 @@ def _beats(group: Group, ours: Mapping[str, Row], others: Mapping[str, Row]) -> 
         yield from _answer(f"{label}: {group.setting}", paired_difference(mine, theirs))
 
 
-def _sparse_helps(found: Sequence[Group]) -> Iterator[Answer]:
-    for group in probed(found):
+def _sparse_helps(groups: Sequence[Group]) -> Iterator[Answer]:
+    for group in probed(groups):
         sparse, dense = group.plain("sparseclr"), group.plain("simclr")
         difference = paired_difference(sparse.values("probe_accuracy"), dense.values("probe_accuracy"))
         yield from _answer(group.setting, difference, paper_gain(group, sparse, dense))
 
 
-def _weights_are_safe(found: Sequence[Group]) -> Iterator[Answer]:
-    for sweep in (sweep for group in probed(found) for sweep in sweeps(group)):
+def _weights_are_safe(groups: Sequence[Group]) -> Iterator[Answer]:
+    for sweep in (sweep for group in probed(groups) for sweep in sweeps(group)):
         yield from _answer(f"{sweep.label}: {sweep.group.setting}", sweep.against_plain(), "yes")
 
 
-def _support_is_sparse(found: Sequence[Group]) -> Iterator[Answer]:
-    for group in probed(found):
+def _support_is_sparse(groups: Sequence[Group]) -> Iterator[Answer]:
+    for group in probed(groups):
         last = last_look(group.plain("sparseclr"))
         support, negatives = (by_seed(last[1] if last else {}, name) for name in ("support", "negatives"))
         if shares := [100 * value / negatives[seed] for seed, value in support.items() if negatives.get(seed)]:
@@ -158,17 +158,17 @@ def _support_is_sparse(found: Sequence[Group]) -> Iterator[Answer]:
             yield Answer(group.setting, mean, "yes" if mean.mean < SPARSE else "no", "only a few")
 
 
-def _false_negatives(found: Sequence[Group]) -> Iterator[Answer]:
-    for group in probed(found):
+def _false_negatives(groups: Sequence[Group]) -> Iterator[Answer]:
+    for group in probed(groups):
         looks = [last_look(group.plain(base)) for base in ("sparseclr", "simclr")]
         sparse, dense = (by_seed(look[1] if look else {}, "same_class_weight") for look in looks)
         yield from _answer(group.setting, paired_difference(sparse, dense), "yes, on CIFAR-10")
 
 
-def _gains_on_both(found: Sequence[Group]) -> Iterator[Answer]:
+def _gains_on_both(groups: Sequence[Group]) -> Iterator[Answer]:
     """Each set-level term that ran on both encoders, with the smaller of its two gains."""
     gains: dict[tuple[str, str, str, str], dict[str, PairedDifference]] = {}
-    for group in (group for group in probed(found) if group.encoder in BOTH):
+    for group in (group for group in probed(groups) if group.encoder in BOTH):
         for row in group.rows:
             difference = group.difference(row, "probe_accuracy")
             if difference is not None and (group.is_main(row) or row.loss) and row.weight:
@@ -193,13 +193,13 @@ def _reached(both: Collection[PairedDifference]) -> str:
     return VERDICTS["below" if min(ends) < GOAL else "around"]
 
 
-def _best_holds(found: Sequence[Group]) -> Iterator[Answer]:
+def _best_holds(groups: Sequence[Group]) -> Iterator[Answer]:
     """The best of each ablation, on the test images, with seeds that did not choose it."""
-    for group, (row, chosen_by) in ((g, best) for g in filter(is_ablation, found) for best in bests_of(g)):
+    for group, (row, chosen_by) in ((g, best) for g in filter(is_ablation, groups) for best in bests_of(g)):
         for encoder in BOTH:
             seen = {run.seed for run in group.runs} if encoder == group.encoder else set()
             setting = (group.form, group.data, encoder, "")
-            same = [one for one in probed(found) if (one.form, one.data, one.encoder, one.changed) == setting]
+            same = [one for one in probed(groups) if (one.form, one.data, one.encoder, one.changed) == setting]
             rows = [(one, other) for one in same for other in one.rows if other.runs and _loss(other) == _loss(row)]
             difference = None
             for one, other in rows:
@@ -225,9 +225,9 @@ class Claim:
     paper: str
     answer: Callable[[Sequence[Group]], Iterable[Answer]]
 
-    def answers(self, found: Sequence[Group]) -> list[Answer]:
+    def answers(self, groups: Sequence[Group]) -> list[Answer]:
         """One for each setting."""
-        return list(self.answer(found))
+        return list(self.answer(groups))
 
 
 CLAIMS = {
@@ -244,11 +244,11 @@ CLAIMS = {
 }
 
 
-def claims(found: Sequence[Group]) -> Table:
+def claims(groups: Sequence[Group]) -> Table:
     """A row for each claim: the verdicts, and the lowest and highest number among the settings with a yes or a no."""
     rows: list[list[Cell]] = []
     for claim in CLAIMS.values():
-        answers = claim.answers(found)
+        answers = claim.answers(groups)
         decided = [answer for answer in answers if answer.verdict in DECIDED]
         ours = sorted((answer.ours for answer in decided or answers), key=lambda one: one.mean)
         ends = (ours[0] if ours else None, ours[-1] if len(ours) > 1 else None)
@@ -257,17 +257,17 @@ def claims(found: Sequence[Group]) -> Table:
     return Table("claims", columns, rows, "The paper's claims, and ours", NOTE, wrap=True)
 
 
-def settings(found: Sequence[Group]) -> Table:
+def settings(groups: Sequence[Group]) -> Table:
     """The same, a row for each claim and setting."""
-    pairs = [(claim.words, answer) for claim in CLAIMS.values() for answer in claim.answers(found)]
+    pairs = [(claim.words, answer) for claim in CLAIMS.values() for answer in claim.answers(groups)]
     rows = [[claim, one.where, one.verdict, one.ours, one.paper] for claim, one in pairs]
     columns = ("claim", "where", "verdict", "ours", "paper")
     return Table("settings", columns, rows, "The claims, setting by setting", DETAILS, wrap=True)
 
 
-def lead(found: Sequence[Group]) -> str:
+def lead(groups: Sequence[Group]) -> str:
     """Whether QARe helps, in a sentence, and how many runs say so."""
-    runs, words = sum(len(group.runs) for group in found), counted(CLAIMS["helps"].answers(found))
+    runs, words = sum(len(group.runs) for group in groups), counted(CLAIMS["helps"].answers(groups))
     return f"Does QARe help? {words[0].upper()}{words[1:]}. ({runs:,} {'run' if runs == 1 else 'runs'}.)"
 
 
@@ -287,10 +287,10 @@ def counted(answers: Sequence[Answer]) -> str:
     return ", ".join(parts)
 
 
-def pictured(found: Sequence[Group]) -> list[Interval]:
+def pictured(groups: Sequence[Group]) -> list[Interval]:
     """What QARe adds in each setting, for a picture; the paper's gain beside ours."""
     rows = []
-    for answer in CLAIMS["helps"].answers(found):
+    for answer in CLAIMS["helps"].answers(groups):
         if isinstance(ours := answer.ours, PairedDifference):
             bounds = None if ours.low is None or ours.high is None else (ours.low, ours.high)
             paper = float(answer.paper) if answer.paper else None

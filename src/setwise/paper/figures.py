@@ -63,15 +63,15 @@ def sweeps(group: Group) -> list[Sweep]:
 
     Seeds of one weight alone, or of the plain loss alone, would move it against the others.
     """
-    found = []
+    result = []
     for base in dict.fromkeys(row.base for row in group.rows):
         if rows := group.sweep(base):
             counts = Counter(seed for row in rows.values() for seed in row.runs)
             seeds = {seed for seed, count in counts.items() if count > 1}
             kept = {weight: _of_seeds(row, seeds) for weight, row in rows.items() if seeds & row.runs.keys()}
             if len(kept) >= FEWEST:
-                found.append(Sweep(group, kept, _of_seeds(group.plain(base), seeds)))
-    return found
+                result.append(Sweep(group, kept, _of_seeds(group.plain(base), seeds)))
+    return result
 
 
 def _of_seeds(row: Row, seeds: set[int]) -> Row:
@@ -111,15 +111,16 @@ def sweep_answer(sweep: Sweep) -> str:
     if plain is None:
         return f"{start}no seed yet has all weights from {SAFE} and the loss without QARe."
     also = f" Compared to weight 0: {shown(zero)}." if zero else ""
-    weights, seeds = (_count(n, what) for n, what in ((len(sweep.safe()[0]), "weight"), (plain.n, "seed")))
+    weights, seeds = (count(n, what) for n, what in ((len(sweep.safe()[0]), "weight"), (plain.n, "seed")))
     return (
         f'{start}the paper says that weights from {SAFE} "provide consistent improvement". The mean of {weights} there '
         f"adds {shown(plain)} points to the plain loss ({seeds}): {VERDICTS[plain.side]}.{also}"
     )
 
 
-def _count(n: int, what: str) -> str:
-    return f"{n} {what}" if n == 1 else f"{n} {what}s"
+def count(n: int, what: str) -> str:
+    """In words: "1 run", "1,234 runs"."""
+    return f"{n} {what}" if n == 1 else f"{n:,} {what}s"
 
 
 def sweep_onto(page: Page, sweep: Sweep) -> None:
@@ -169,13 +170,13 @@ def time_record(results: Path, device: torch.device) -> Path:
 
 def timings(results: Path) -> tuple[list[Timing], list[str]]:
     """The records of Figure 3 in a folder, and why others of that name cannot be read."""
-    found, aside = [], []
+    timed, aside = [], []
     for path in sorted(results.glob("bench-qare*.json")):
         try:
-            found.append(_timing(path.name, read_json(path)))
+            timed.append(_timing(path.name, read_json(path)))
         except ValueError as error:
             aside.append(f"{path.name}: {str(error).replace(str(path), path.name)}")
-    return found, aside
+    return timed, aside
 
 
 def _timing(file: str, record: Any) -> Timing:

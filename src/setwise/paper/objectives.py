@@ -40,11 +40,11 @@ def objective_words(recipe: Recipe, other: Recipe) -> str:
 
 @cache
 def _presets() -> dict[str, str]:
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for name in sorted(PRESETS, key=lambda name: name not in WORDS):  # of two equal ones, the one that has words
         objective = objective_of(name, 0.5 if beta_of(name) != "none" else None)
-        found.setdefault(_form(objective), name)
-    return found
+        names.setdefault(_form(objective), name)
+    return names
 
 
 def _form(objective: Objective | None) -> str:

@@ -17,8 +17,9 @@ import setwise.register as register
 from setwise.checks import see
 from setwise.paper.ablation import ablation_answer, ablation_table, is_ablation
 from setwise.paper.claims import claims, differences, lead, pictured, settings
-from setwise.paper.collected import Group, Run, collect, groups, mean_curve, sittings
-from setwise.paper.figures import Timing, cost_table, costs_onto, sweep_onto, sweep_table, sweeps, timings
+from setwise.paper.collected import Group, Run, collect, mean_curve, sittings
+from setwise.paper.collected import groups as sort_into_groups
+from setwise.paper.figures import Timing, cost_table, costs_onto, count, sweep_onto, sweep_table, sweeps, timings
 from setwise.paper.numbers import word
 from setwise.paper.spectra import looks_table, spectra_onto
 from setwise.paper.tables import changes_table, shown_by_changes, tables_of
@@ -48,12 +49,12 @@ def report(results: Path, out: Path) -> list[Path]:
     timed, unread = timings(results)
     aside += unread
     if not runs and not timed:
-        also = f" that can be read ({_count(len(aside), 'file')} set aside, the first: {aside[0]})" if aside else ""
+        also = f" that can be read ({count(len(aside), 'file')} set aside, the first: {aside[0]})" if aside else ""
         raise ValueError(
             f"expected records of runs below {results / 'runs'}, got none{also}; `setwise reproduce table1` makes "
             f"some, {see('how-to/reproduce')}; `setwise report FOLDER` shows runs of your own"
         )
-    page, tables = make_page(groups(runs), aside, timed)
+    page, tables = make_page(sort_into_groups(runs), aside, timed)
     files = [out / "index.html"]
     taken: set[str] = set()
     for table in tables:
@@ -68,13 +69,13 @@ def report(results: Path, out: Path) -> list[Path]:
                 temporary.write_text(visible(text), encoding="utf-8", errors="backslashreplace")
     page.write(files[0])
     if aside:
-        print(f"setwise: {_count(len(aside), 'file')} set aside; the end of the page says why", file=sys.stderr)
+        print(f"setwise: {count(len(aside), 'file')} set aside; the end of the page says why", file=sys.stderr)
     return files
 
 
-def make_page(found: Sequence[Group], aside: Sequence[str], timed: Sequence[Timing] = ()) -> tuple[Page, list[Table]]:
+def make_page(groups: Sequence[Group], aside: Sequence[str], timed: Sequence[Timing] = ()) -> tuple[Page, list[Table]]:
     """The page, and its tables; ``aside`` are the files that have no place in it, with reasons."""
-    page = Page("Does contrasting sets help?", lead=lead(found))
+    page = Page("Does contrasting sets help?", lead=lead(groups))
     tables: list[Table] = []
 
     def put(*more: Table | None) -> None:
@@ -84,22 +85,22 @@ def make_page(found: Sequence[Group], aside: Sequence[str], timed: Sequence[Timi
                 tables.append(table)
                 replace(table, note=table.note.replace(NOTE, "").strip() if explained else table.note).onto(page)
 
-    if gains := pictured(found):
+    if gains := pictured(groups):
         page.intervals("What QARe adds, in points of accuracy", gains, other="paper", note=PICTURED)
-    put(claims(found))
+    put(claims(groups))
     if gains:
         page.heading("Setting by setting")
-    put(differences(found), settings(found))
-    more = [group for group in found if not shown_by_changes(found, group)]
+    put(differences(groups), settings(groups))
+    more = [group for group in groups if not shown_by_changes(groups, group)]
     if main := tables_of(more):
         page.heading("Tables")
         put(*main)
-    if swept := [sweep for group in found for sweep in sweeps(group)]:
+    if swept := [sweep for group in groups for sweep in sweeps(group)]:
         page.heading("Accuracy against QARe's weight (Figure 2)")
         for sweep in swept:
             sweep_onto(page, sweep)
             put(sweep_table(sweep))
-    chosen, changes = [group for group in found if is_ablation(group)], changes_table(found)
+    chosen, changes = [group for group in groups if is_ablation(group)], changes_table(groups)
     if chosen or changes:
         page.heading("One change at a time")
         for group in chosen:
@@ -108,7 +109,7 @@ def make_page(found: Sequence[Group], aside: Sequence[str], timed: Sequence[Timi
         put(changes)
     if register.table:
         page.heading("Your own tables")
-        runs = [AnyRun(r.path, r.record, records.fields_of(r.record), r.seed) for group in found for r in group.runs]
+        runs = [AnyRun(r.path, r.record, records.fields_of(r.record), r.seed) for group in groups for r in group.runs]
         put(*(entry.make(runs) for entry in register.table.values()))
     spectra_onto(page, more)
     tables += filter(None, map(looks_table, more))
@@ -118,20 +119,20 @@ def make_page(found: Sequence[Group], aside: Sequence[str], timed: Sequence[Timi
         for timing in timed:
             costs_onto(page, timing)
             put(cost_table(timing))
-    if found:
+    if groups:
         page.heading("Learning curves")
         page.text("Means over the seeds, at epochs that every seed of a row has.")
         for group in more:
             if not group.validation:
                 _curves(page, group)
     page.heading("Where the numbers come from")
-    for group in found:
-        page.details(f"{group.title}: {_count(len(group.runs), 'run')}", provenance(group.runs))
+    for group in groups:
+        page.details(f"{group.title}: {count(len(group.runs), 'run')}", provenance(group.runs))
     if timed:
         lines = [f"{one.file}: {one.device}, torch {one.torch}, commit {one.commit}" for one in timed]
-        page.details(f"Figure 3: {_count(len(timed), 'record')}", "\n".join(["$ setwise bench qare", *lines]))
+        page.details(f"Figure 3: {count(len(timed), 'record')}", "\n".join(["$ setwise bench qare", *lines]))
     if aside:
-        page.details(f"Set aside: {_count(len(aside), 'file')} without a place in a table", "\n".join(aside))
+        page.details(f"Set aside: {count(len(aside), 'file')} without a place in a table", "\n".join(aside))
     return page, tables
 
 
@@ -177,7 +178,7 @@ def provenance(runs: Iterable[Run]) -> str:
         seconds = [number(one.get("training_seconds")) for one in timings_of if isinstance(one, dict)]
         total = sum(filter(None, seconds))
         lines = [f"  {folder}: seed {', '.join(map(str, sorted(seeds)))}" for folder, seeds in sorted(folders.items())]
-        parts.append("\n".join([origin, f"{_count(len(members), 'run')}, {total:,.0f} s of training", *lines]))
+        parts.append("\n".join([origin, f"{count(len(members), 'run')}, {total:,.0f} s of training", *lines]))
     return "\n\n".join(parts)
 
 
@@ -197,7 +198,3 @@ def _pairs(values: object) -> str:
     if not isinstance(values, dict):
         return "unknown"
     return ", ".join(f"{key} {value if isinstance(value, str) else json.dumps(value)}" for key, value in values.items())
-
-
-def _count(n: int, what: str) -> str:
-    return f"{n} {what}" if n == 1 else f"{n:,} {what}s"

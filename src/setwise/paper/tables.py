@@ -40,12 +40,12 @@ def matching_table(group: Group) -> Table:
         f"structure weight 0, so that both are the same. {machines(group)}"
     )
     if group.choices:
-        how: dict[str, list[str]] = {}
+        by_reason: dict[str, list[str]] = {}
         for label, words in group.choices:
-            how.setdefault(words, []).append(label)
+            by_reason.setdefault(words, []).append(label)
         note += (
             " How the weights of our terms were chosen: "
-            + "; ".join(f"{', '.join(who)}: {words}" for words, who in how.items())
+            + "; ".join(f"{', '.join(who)}: {words}" for words, who in by_reason.items())
             + "."
         )
     return Table(group.name, columns, rows, group.title, note)
@@ -71,10 +71,10 @@ def classification_table(group: Group) -> Table:
     return Table(group.name, columns, rows, group.title, note)
 
 
-def overview(found: Sequence[Group]) -> list[Table]:
+def overview(groups: Sequence[Group]) -> list[Table]:
     """Probe accuracies of all encoders and data sets side by side; a table for each form that has several."""
     by_form: dict[tuple[str, str], list[Group]] = {}
-    for group in probed(found):
+    for group in probed(groups):
         by_form.setdefault((group.form, group.changed), []).append(group)
     tables = []
     for (form, changed), members in by_form.items():
@@ -97,18 +97,18 @@ def overview(found: Sequence[Group]) -> list[Table]:
     return tables
 
 
-def tables_of(found: Sequence[Group]) -> list[Table]:
+def tables_of(groups: Sequence[Group]) -> list[Table]:
     """All tables, in the order of a report."""
-    matching = [matching_table(group) for group in found if group.kind == "matching"]
-    return matching + overview(found) + [classification_table(group) for group in probed(found)]
+    matching = [matching_table(group) for group in groups if group.kind == "matching"]
+    return matching + overview(groups) + [classification_table(group) for group in probed(groups)]
 
 
-def changes_table(found: Sequence[Group]) -> Table | None:
+def changes_table(groups: Sequence[Group]) -> Table | None:
     """Changed recipes, each compared to the same recipe with fewer changes or none; None without any."""
     rows: list[list[Cell]] = []
-    for group in probed(found):
+    for group in probed(groups):
         for row in group.rows:
-            if (fewest := _fewer_changes(found, group, row)) is None:
+            if (fewest := _fewer_changes(groups, group, row)) is None:
                 continue
             (before, same), form = fewest, [word(row.loss)] if row.loss else []
             cells: list[Cell] = [
@@ -121,20 +121,20 @@ def changes_table(found: Sequence[Group]) -> Table | None:
     return Table("changes", columns, rows, "Changed recipes", NOTE, wrap=True) if rows else None
 
 
-def shown_by_changes(found: Sequence[Group], group: Group) -> bool:
+def shown_by_changes(groups: Sequence[Group], group: Group) -> bool:
     """Whether the table of changes has all rows of a changed recipe, none of them with a set-level term."""
     rows = [row for row in group.rows if row.runs]
-    return bool(group.changed) and all(not row.term and _fewer_changes(found, group, row) for row in rows)
+    return bool(group.changed) and all(not row.term and _fewer_changes(groups, group, row) for row in rows)
 
 
-def _fewer_changes(found: Sequence[Group], group: Group, row: Row) -> tuple[list[str], Row] | None:
+def _fewer_changes(groups: Sequence[Group], group: Group, row: Row) -> tuple[list[str], Row] | None:
     """The nearest runs to compare with: their changes and their row; None without any."""
     mine = row.values("probe_accuracy")
     if row.loss and row.weight is None:  # another pairwise loss
         near = [(_changes(group), group.plain(row.base))]
     else:
         setting = (group.form, group.data, group.encoder)
-        like = [other for other in probed(found) if (other.form, other.data, other.encoder) == setting]
+        like = [other for other in probed(groups) if (other.form, other.data, other.encoder) == setting]
         fewer = [other for other in like if set(_changes(other)) < set(_changes(group))]
         fewer.sort(key=lambda other: -len(_changes(other)))
         near = [(_changes(other), one) for other in fewer for one in other.rows if one.label == row.label]
@@ -168,13 +168,13 @@ def paper_gain(group: Group, one: Row, other: Row) -> str | None:
 
 def _sets(group: Group) -> str:
     """How many held-out sets of which size its runs had, in words."""
-    found = set()
+    sizes = set()
     for run in group.runs:
         data = run.record.get("data")
         count, size = (number(data.get(key)) if isinstance(data, dict) else None for key in ("held_out_sets", "test"))
         if count and size:
-            found.add((count, size))
-    return " and ".join(f"{count:.0f} sets of {size:,.0f}" for count, size in sorted(found)) or "sets"
+            sizes.add((count, size))
+    return " and ".join(f"{count:.0f} sets of {size:,.0f}" for count, size in sorted(sizes)) or "sets"
 
 
 def machines(group: Group) -> str:
