@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 # Two spinning OpenMP threads on a shared core are several times slower than one.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-all check format docs bench clean
+.PHONY: demo test test-all check format docs readme bench clean
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -33,6 +33,9 @@ format: $(VENV)/.ready
 
 docs: $(VENV)/.ready  ## the site, in site/; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+readme: $(VENV)/.ready  ## the numbers of README.md and docs/ from the records in results/
+	$(BIN)/python docs/readme.py
 
 bench: $(VENV)/.ready  ## ratios, all from one run
 	$(BIN)/python benchmarks/losses.py

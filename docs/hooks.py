@@ -174,8 +174,7 @@ Made from the records in `results/runs` when the site is built, by `setwise repo
 
 """
     if not any((results / "runs").rglob("*.json")):
-        told = "**No runs yet.** `setwise reproduce table1` makes the first; then this page has their tables.\n"
-        return head + told, None
+        return f"{head}**No runs yet.** `setwise reproduce table1` makes the first.\n", None
     from setwise.paper.report import report
 
     with TemporaryDirectory() as folder:

@@ -337,16 +337,11 @@ def test_the_reference_has_all_that_is_public():
                 assert whole or listed, f"{thing.__module__}.{name}"
 
 
-def test_the_benchmarks_page_and_the_readme_are_made_of_the_records():
+def test_the_benchmarks_page_is_made_of_the_records():
     page = hooks().benchmarks_page()
     step = json.loads((ROOT / "results" / "bench-step-h200.json").read_text())["encoders"]
     for row in step.values():
         assert f"{row['setwise_ms']:.3f} ms" in page
-    said = " ".join((ROOT / "README.md").read_text().split())
-    conv4, resnet32 = step["conv4"], step["resnet32"]
-    assert f"{conv4['setwise_ms']:.2f} ms with Conv-4 and {resnet32['setwise_ms']:.2f} ms with ResNet-32" in said
-    assert f"takes {conv4['torchvision_ms']:.1f} and {resnet32['torchvision_ms']:.1f} ms" in said
-    assert f"batch 512, takes {step['resnet18']['epoch_seconds']:.1f} s" in said
 
 
 def test_the_results_page_is_made_of_the_records(tmp_path):

@@ -1,4 +1,4 @@
-"""The ablation's table, its best, and what is said of it."""
+"""The ablation's table and its best."""
 
 import pytest
 from scipy.stats import ttest_1samp
@@ -23,11 +23,10 @@ def test_the_ablation_in_words_the_best_first(tmp_path, keep):
     (group,) = groups(collect(tmp_path / "results")[0])
     table = ablation_table(group)
     assert table.name == "ablation-released-cifar10-conv4-validation-5000"
-    assert table.caption == "Ablation, CIFAR-10, Conv-4, released form, 5,000 validation images"
     assert len(table.rows) == len({job.variant for job in jobs})
     labels = [row[0] for row in table.rows]
     assert labels[0] == "SimCLR, plain"
-    assert not any("/" in label for label in labels), "words, not names of presets: add them to paper_numbers.WORDS"
+    assert not any("/" in label for label in labels), "words, not names of presets: add them to WORDS"
     means = [row[4].mean for row in table.rows[1:]]
     assert means == sorted(means, reverse=True)
     assert [row[6].mean for row in table.rows[1:]] == pytest.approx([mean / 2 for mean in means])
@@ -38,18 +37,14 @@ def test_the_ablation_in_words_the_best_first(tmp_path, keep):
     assert table.rows[-1][0] == "temperature 0.05"
     ((row, difference),) = bests_of(group)  # the best has a set-level term
     assert (row.loss, difference) == ("ablation/simclr-noshift", table.rows[1][4])
-    assert f"the best on validation of {len(labels) - 1} is SimCLR + QARe without the +1 shift, weight {least:g}, " in (
-        ablation_answer(group)
-    )
-    assert "whether it holds on fresh seeds and the test set" in ablation_answer(group)
+    assert f"{len(labels) - 1} changes is {row.label}: it adds {shown(difference)}" in ablation_answer(group)
     for seed in (1, 2):  # now the best has none
         name, changes = "released/cifar10-conv4-simclr", {"loss": "ablation/simclr-mean", "validation": 5000}
         keep(name, seed, {"probe_accuracy": 0.7 + seed / 1000}, variant="validation-mean", **changes)
     (changed,) = groups(collect(tmp_path / "results")[0])
     (first, _), second = bests_of(changed)
     assert (first.loss, second) == ("ablation/simclr-mean", (row, difference))
-    assert "of those with a set-level term" not in ablation_answer(group)
-    assert f"; of those with a set-level term {row.label}, {shown(difference)}. " in ablation_answer(changed)
+    assert ablation_answer(changed).count("it adds") == 2
 
 
 def test_an_ablation_of_one_seed_names_no_best(tmp_path, keep):
@@ -61,18 +56,4 @@ def test_an_ablation_of_one_seed_names_no_best(tmp_path, keep):
     assert second.title.endswith("validation images"), "the other one is of 4 epochs"
     assert first.title.endswith("validation images (epochs 4)")
     assert bests_of(first) == bests_of(second) == []
-    assert ablation_answer(second).endswith("nothing yet with two seeds beside the plain loss.")
-
-
-def test_how_flat_the_spectra_are_stands_beside_what_was_changed(tmp_path, keep, look):
-    for loss, spread in (("released/simclr", 1.0), ("ablation/simclr-qare", 0.0)):
-        for seed in (1, 2):
-            about = {"epochs": [{"epoch": 1, "loss": 1.0, "structure": look(seed, spread)}]}
-            changes = {"variant": loss, "loss": loss, "validation": 5000}
-            changes |= {"beta": 1.0} if loss == "ablation/simclr-qare" else {}
-            keep("released/cifar10-conv4-simclr", seed, {"probe_accuracy": 0.5}, about=about, **changes)
-    (group,) = groups(collect(tmp_path / "results")[0])
-    table = ablation_table(group)
-    assert table.columns[-1] == "effective rank", "that of the features is not in the records"
-    plain, flat = (row[-1].mean for row in table.rows)
-    assert plain < flat
+    assert "no change yet" in ablation_answer(second)

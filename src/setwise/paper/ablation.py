@@ -1,4 +1,4 @@
-"""The ablation: one thing changed at a time, tested on training images that were kept apart; the best of it."""
+"""The ablation: one change at a time, tested on validation images, and the best of them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from setwise.report.tables import NOTE, Cell, Table, filled, shown
 
 
 def is_ablation(group: Group) -> bool:
-    """Whether its runs are for choosing: tested on training images that were kept apart."""
+    """Whether its runs are for choosing: tested on validation images."""
     return group.kind == "classification" and group.validation > 0
 
 
 def ablation_table(group: Group) -> Table:
-    """One row for what was changed and its weight, the best difference to the plain loss first."""
+    """A row for each change and weight, the plain loss first and then the best difference to it."""
     columns = (
-        *("what is changed", "weight", "n", "validation accuracy", "difference to plain"),
+        *("change", "weight", "n", "validation accuracy", "difference to plain"),
         *("kNN-20 accuracy", "kNN-20, difference", "effective rank", "effective rank of features"),
     )
     rows: list[list[Cell]] = []
@@ -30,33 +30,32 @@ def ablation_table(group: Group) -> Table:
         cells: list[Cell] = [label, weight, len(row.runs), row.mean("probe_accuracy")]
         other = group.difference(row, "knn20_accuracy")
         rows.append([*cells, difference, row.mean("knn20_accuracy"), other, *ranks(row)])
-    note = f"{NOTE} Tested on training images that were kept apart, not on the test split. {machines(group)}"
+    note = f"{NOTE} Tested on validation images, a part of the training split. {machines(group)}"
     return Table(group.name, *filled(columns, rows), group.title, note)
 
 
 def ranked(group: Group) -> list[tuple[Row, PairedDifference | None]]:
-    """A group's rows with their differences to the plain loss, the best first, those without one before them."""
-    found = [(row, group.difference(row, "probe_accuracy")) for row in group.rows if row.runs]
-    return sorted(found, key=lambda pair: -math.inf if pair[1] is None else -pair[1].mean)
+    """A group's rows with their differences to the plain loss: rows without one first, then the best."""
+    rows = [(row, group.difference(row, "probe_accuracy")) for row in group.rows if row.runs]
+    return sorted(rows, key=lambda pair: -math.inf if pair[1] is None else -pair[1].mean)
 
 
 def bests_of(group: Group) -> list[tuple[Row, PairedDifference]]:
-    """Of an ablation's rows with an interval the one of the greatest difference, and that among set-level terms."""
-    found = [(row, d) for row, d in ranked(group) if d is not None and d.low is not None]
-    bests = [*found[:1], *[(row, d) for row, d in found if row.weight is not None][:1]]
-    return bests if len(bests) == 2 and bests[0][0] is not bests[1][0] else bests[:1]
+    """The row with the greatest difference, and that among set-level terms if it is another; only with an interval."""
+    known = [(row, d) for row, d in ranked(group) if d is not None and d.low is not None]
+    terms = [pair for pair in known if pair[0].weight is not None]
+    return known[:1] if known[:1] == terms[:1] else known[:1] + terms[:1]
 
 
 def ablation_answer(group: Group) -> str:
-    """The best on validation in a sentence, and what it is worth."""
+    """The best on validation, in a sentence, and what it is worth."""
     bests = bests_of(group)
     if not bests:
-        return f"{group.title}: nothing yet with two seeds beside the plain loss."
-    row, difference = bests[0]
+        return f"{group.title}: no change yet has two seeds beside the plain loss."
     tried = sum(1 for _, d in ranked(group) if d is not None)
-    also = "".join(f"; of those with a set-level term {other.label}, {shown(d)}" for other, d in bests[1:])
+    best, *others = (f"{row.label}: it adds {shown(d)} points to the plain loss" for row, d in bests)
+    also = "".join(f" The best with a set-level term is {words}." for words in others)
     return (
-        f"{group.title}: the best on validation of {tried} is {row.label}, {shown(difference)} points to the plain "
-        f"loss{also}. The best of many is too good by selection: whether it holds on fresh seeds and the test set "
-        "(`setwise reproduce confirm`) is the last of the claims above."
+        f"{group.title}: the best of {tried} changes is {best}.{also} The best of many looks better than it is: "
+        "`setwise reproduce confirm` tries it with fresh seeds on test images, and the last claim has the verdict."
     )

@@ -1,237 +1,214 @@
-"""Claims, the paper's and ours: what the paper says, what our runs say, a verdict. The report's first screen."""
+"""The paper's claims and ours: what the paper says, what our runs say, and a verdict for each setting."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import setwise.records as records
 from setwise.paper.ablation import bests_of, is_ablation
 from setwise.paper.collected import TERMS, Group, Row, probed
-from setwise.paper.figures import sweeps
-from setwise.paper.numbers import SAFE_WEIGHTS, word
+from setwise.paper.figures import SAFE, sweeps
+from setwise.paper.numbers import word
 from setwise.paper.objectives import preset_of, weight_of
 from setwise.paper.spectra import by_seed, last_look
-from setwise.paper.tables import paper_number
+from setwise.paper.tables import paper_gain
 from setwise.records.statistics import MeanStd, PairedDifference, holm, mean_std, paired_difference
 from setwise.report.chart import Interval
 from setwise.report.tables import Cell, Table, shown
 
-VERDICTS = {"above": "yes", "around": "cannot be told", "below": "no", "unknown": "one seed only"}
+VERDICTS = {"above": "yes", "below": "no", "around": "unclear", "unknown": "one seed only"}
+DECIDED = ("yes", "no")
 NO_RUNS, UNCONFIRMED = "no runs yet", "seen on validation only"
 GOAL = 1.0  # points: the gain that this project looks for
 BOTH = ("conv4", "resnet32")  # the paper's encoders
-SPARSE = 50.0  # a support below so many per cent of the negatives is called sparse: softmax, unclamped, has 100
+SPARSE = 50.0  # per cent of the negatives: a smaller support is called sparse; softmax, unclamped, has 100
 LEVEL = 0.05
-CONTROLLED = ("ablation/simclr-qare", "ablation/simclr-frobenius")  # of an ablation, the same but for the eigenvalues
-NAMED = 3  # settings of one verdict that the lead names
-FEW = 3  # settings of one question that are all named
+CONTROLLED = ("ablation/simclr-qare", "ablation/simclr-frobenius")  # they differ in the eigenvalues alone
 EXPLAINED = (
-    "Differences are taken seed by seed, between the loss with the term and the same loss without it, and then "
-    "averaged; in brackets the 95 % interval (Student's t). An interval that contains zero means that these runs "
-    "cannot tell, not that there is no effect; and of twenty intervals one misses by chance. With three seeds an "
-    "interval rests on two degrees of freedom: its width is itself mostly chance. All seeds share one split of the "
-    "data: intervals are about the randomness of training, not about other images."
+    "The loss with the term minus the same loss without it, seed by seed: mean and 95 % interval (Student's t). Where "
+    "the interval contains zero, these runs cannot tell. One interval in twenty misses by chance; with three seeds its "
+    "width is itself mostly chance. All seeds share one split of the data."
 )
 NOTE = (
-    "Verdicts of differences, seed by seed, in points: yes if the 95 % interval is above zero, no below, cannot be "
-    "told around it; and how many stay after Holm's correction for so many settings. From and to: the least and the "
-    "greatest among the settings that can be told, or of all where none can. Support is no difference: per cent of "
-    "the negatives that have weight, sparse below half."
+    "Differences are paired by seed, in points. Yes: the 95 % interval lies above zero; no: below; unclear: around it. "
+    "In brackets: how many survive Holm's correction. Lowest and highest: of the settings with a yes or a no, if there "
+    "are any. Support: per cent of the negatives that have weight, called sparse below half."
 )
-SIGNS = (
-    "Verdicts as above. The structural difference of the two sets and the product of the Frobenius norms are set-level "
-    "terms without eigenvalues; the second is QARe's own bound, so what QARe has beyond it is its eigenvalues'. "
-    "Weight 0 is QARe's form without QARe: in the released code a clamp is left. False negatives: points of the "
-    "weight's share on images of the same class, against SimCLR. A point on both encoders: the lesser of both gains; "
-    "yes if both gain a point with intervals above zero, no if an interval ends below a point. *: recipes with "
-    "changes, or tested on training images that were kept apart."
+DETAILS = (
+    "The structural difference and the product of Frobenius norms are set-level terms without eigenvalues; what QARe "
+    "gains over the second, its own bound, comes from the eigenvalues. Weight 0 is QARe's form without QARe, which in "
+    "the released code keeps a clamp. False negatives: share of the weight on images of the same class, above "
+    "SimCLR's. A point on both encoders: the smaller gain; yes if both gain a point with intervals above zero, no if "
+    "an interval ends below a point. *: changed recipes, or tested on validation images."
 )
-Found = tuple[str, str | None, PairedDifference | MeanStd, str]  # where, the paper's, ours, the verdict
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What our runs say about a claim in one setting."""
+
+    where: str
+    ours: PairedDifference | MeanStd
+    verdict: str
+    paper: str | None = None
+
+    @property
+    def p(self) -> float | None:
+        """That of the test against zero; None without one."""
+        return self.ours.p if isinstance(self.ours, PairedDifference) and self.verdict != UNCONFIRMED else None
+
+    @property
+    def significant(self) -> bool:
+        """Whether the interval excludes zero and the verdict says so: less than a point is not below zero."""
+        return self.verdict in DECIDED and VERDICTS[getattr(self.ours, "side", "unknown")] == self.verdict
+
+
+def surviving(answers: Sequence[Answer]) -> list[Answer]:
+    """The significant settings that survive Holm's correction for all that were tested."""
+    tested = {i: answer.p for i, answer in enumerate(answers) if answer.p is not None}
+    adjusted = zip(tested, holm(list(tested.values())), strict=True)
+    return [answers[i] for i, p in adjusted if p < LEVEL and answers[i].significant]
 
 
 def compared(group: Group, term: str) -> list[tuple[Row, PairedDifference]]:
-    """Rows with this term and their differences to the loss without it, where both were run.
+    """Rows with this term and their differences to the loss without it, on the test images.
 
-    Rows of other weights than the recipe's, or the chosen one, are for the tables only; and so are runs for choosing.
+    Only rows with the recipe's weight, or the chosen one.
     """
-    found = []
-    for row in group.rows if not group.validation else ():
-        difference = group.difference(row, group.measure[0])
-        if row.term == term and group.is_main(row) and difference is not None:
-            found.append((row, difference))
-    return found
+    rows = [row for row in group.rows if row.term == term and group.is_main(row) and not group.validation]
+    pairs = [(row, group.difference(row, group.measure[0])) for row in rows]
+    return [(row, difference) for row, difference in pairs if difference is not None]
 
 
-def differences(found: Sequence[Group]) -> Table:
+def differences(groups: Sequence[Group]) -> Table:
     """What every term adds to every loss, in one table."""
     terms = [term for term in TERMS if term]
     rows: list[list[Cell]] = []
-    for group in found:
+    for group in groups:
         cells = {term: {row.base: difference for row, difference in compared(group, term)} for term in terms}
         for base in dict.fromkeys(row.base for row in group.rows):
             if any(base in cells[term] for term in terms):
                 ours, *others = (cells[term].get(base) for term in terms)
-                rows.append([f"{word(base)}: {group.setting}", ours, _paper_gain(group, base), *others])
+                rows.append([f"{word(base)}: {group.setting}", ours, _qare_gain(group, base), *others])
     columns = ["loss", TERMS["qare"], "paper's QARe", *(TERMS[term] for term in terms[1:])]
-    starred = (
-        " *: recipes with changes, which the tables below name." if any("*" in str(row[0]) for row in rows) else ""
-    )
-    return Table("differences", columns, rows, "What set-level terms add, in points of accuracy", EXPLAINED + starred)
+    starred = any("*" in str(row[0]) for row in rows)
+    note = EXPLAINED + (" *: changed recipes; the tables below name the changes." if starred else "")
+    return Table("differences", columns, rows, "What set-level terms add, in points of accuracy", note)
 
 
-def _beats_structural(found: Sequence[Group]) -> list[Found]:
-    """QARe minus the structural difference, another set-level term, which has no eigenvalues: of matching."""
-    rows: list[Found] = []
-    for group in (group for group in found if group.kind == "matching"):
-        ours, others = ({row.base: row for row, _ in compared(group, term)} for term in ("qare", "control"))
-        for base in (base for base in ours if base in others):
-            rows += _beaten(group, ours[base], others[base], word(base))
-    return rows
+def _qare_gain(group: Group, base: str) -> str | None:
+    return paper_gain(group, Row(base, "qare"), Row(base, ""))
 
 
-def _beats_zero(found: Sequence[Group]) -> list[Found]:
-    """QARe minus the same form with weight 0: of probes, where the released form clamps too."""
-    rows: list[Found] = []
-    for group in probed(found):
-        others = {row.base: row for row in group.rows if (row.term, row.loss, row.weight) == ("qare", "", 0.0)}
-        for ours, _ in compared(group, "qare"):
-            rows += _beaten(group, ours, others[ours.base], word(ours.base)) if ours.base in others else []
-    return rows
+def _answer(where: str, difference: PairedDifference | None, paper: str | None = None) -> list[Answer]:
+    return [Answer(where, difference, VERDICTS[difference.side], paper)] if difference else []
 
 
-def _beats_frobenius(found: Sequence[Group]) -> list[Found]:
-    """QARe minus the product of Frobenius norms, its bound without eigenvalues: of ablations, weight by weight."""
-    rows: list[Found] = []
-    for group in filter(is_ablation, found):
-        ours, others = ({row.weight: row for row in group.rows if row.loss == loss} for loss in CONTROLLED)
-        for weight, row in ours.items():
-            label = f"{word(row.base)}, weight {weight:g}"
-            rows += _beaten(group, row, others[weight], label) if weight in others else []
-    return rows
+def _qare_helps(groups: Sequence[Group]) -> Iterator[Answer]:
+    for group in groups:
+        for row, difference in compared(group, "qare"):
+            yield from _answer(f"{word(row.base)}: {group.setting}", difference, _qare_gain(group, row.base))
 
 
-def _beaten(group: Group, ours: Row, other: Row, label: str) -> list[Found]:
-    difference = paired_difference(ours.values(group.measure[0]), other.values(group.measure[0]))
-    return [(f"{label}: {group.setting}", None, difference, VERDICTS[difference.side])] if difference else []
+def _beats_structural(groups: Sequence[Group]) -> Iterator[Answer]:
+    """In matching; the structural difference is a set-level term without eigenvalues."""
+    for group in (group for group in groups if group.kind == "matching"):
+        yield from _beats(group, *({word(row.base): row for row, _ in compared(group, t)} for t in ("qare", "control")))
 
 
-def _paper_gain(group: Group, base: str) -> str | None:
-    """What the paper's QARe adds; of matching on other data than the paper's, nothing."""
-    with_qare, plain = (paper_number(group, Row(base, term)) for term in ("qare", ""))
-    same = group.kind != "matching" or group.data == "cuhk03"
-    return f"{with_qare.mean - plain.mean:+.2f}" if with_qare and plain and same else None
+def _beats_zero(groups: Sequence[Group]) -> Iterator[Answer]:
+    """In linear probes, where the released form with weight 0 still clamps."""
+    for group in probed(groups):
+        zeros = {word(row.base): row for row in group.rows if (row.term, row.loss, row.weight) == ("qare", "", 0.0)}
+        yield from _beats(group, {word(row.base): row for row, _ in compared(group, "qare")}, zeros)
 
 
-def _qare_helps(found: Sequence[Group]) -> list[Found]:
-    return [
-        (f"{word(row.base)}: {group.setting}", _paper_gain(group, row.base), difference, VERDICTS[difference.side])
-        for group in found
-        for row, difference in compared(group, "qare")
-    ]
+def _beats_frobenius(groups: Sequence[Group]) -> Iterator[Answer]:
+    """In ablations, weight by weight; the product of Frobenius norms is QARe's bound without eigenvalues."""
+    for group in filter(is_ablation, groups):
+        by_loss = [[row for row in group.rows if row.loss == loss] for loss in CONTROLLED]
+        yield from _beats(group, *({f"{word(r.base)}, weight {r.weight:g}": r for r in rows} for rows in by_loss))
 
 
-def pictured(found: Sequence[Group]) -> list[Interval]:
-    """What QARe adds in each setting, for a picture; the paper's gain beside ours."""
-    rows = []
-    for where, paper, ours, _ in _qare_helps(found):
-        if isinstance(ours, PairedDifference):
-            bounds = None if ours.low is None or ours.high is None else (ours.low, ours.high)
-            rows.append(Interval(where, shown(ours), ours.mean, bounds, float(paper) if paper else None))
-    return rows
+def _beats(group: Group, ours: Mapping[str, Row], others: Mapping[str, Row]) -> Iterator[Answer]:
+    for label in (label for label in ours if label in others):
+        mine, theirs = (rows[label].values(group.measure[0]) for rows in (ours, others))
+        yield from _answer(f"{label}: {group.setting}", paired_difference(mine, theirs))
 
 
-def _sparse_helps(found: Sequence[Group]) -> list[Found]:
-    rows: list[Found] = []
-    for group in probed(found):
+def _sparse_helps(groups: Sequence[Group]) -> Iterator[Answer]:
+    for group in probed(groups):
         sparse, dense = group.plain("sparseclr"), group.plain("simclr")
         difference = paired_difference(sparse.values("probe_accuracy"), dense.values("probe_accuracy"))
-        if difference is not None:
-            theirs, other = (paper_number(group, row) for row in (sparse, dense))
-            gain = f"{theirs.mean - other.mean:+.2f}" if theirs and other else None
-            rows.append((group.setting, gain, difference, VERDICTS[difference.side]))
-    return rows
+        yield from _answer(group.setting, difference, paper_gain(group, sparse, dense))
 
 
-def _weights_are_safe(found: Sequence[Group]) -> list[Found]:
-    rows: list[Found] = []
-    for sweep in (sweep for group in probed(found) for sweep in sweeps(group)):
-        if (difference := sweep.against_plain()) is not None:
-            rows.append((f"{sweep.label}: {sweep.group.setting}", "yes", difference, VERDICTS[difference.side]))
-    return rows
+def _weights_are_safe(groups: Sequence[Group]) -> Iterator[Answer]:
+    for sweep in (sweep for group in probed(groups) for sweep in sweeps(group)):
+        yield from _answer(f"{sweep.label}: {sweep.group.setting}", sweep.against_plain(), "yes")
 
 
-def _support_is_sparse(found: Sequence[Group]) -> list[Found]:
-    rows: list[Found] = []
-    for group in probed(found):
+def _support_is_sparse(groups: Sequence[Group]) -> Iterator[Answer]:
+    for group in probed(groups):
         last = last_look(group.plain("sparseclr"))
-        looks = last[1] if last else {}
-        negatives = {seed: value for seed, value in by_seed(looks, "negatives").items() if value}
-        support = {seed: value for seed, value in by_seed(looks, "support").items() if seed in negatives}
-        if support:
-            mean = mean_std([100 * value / negatives[seed] for seed, value in support.items()])
-            rows.append((group.setting, "only a few", mean, "yes" if mean.mean < SPARSE else "no"))
-    return rows
+        support, negatives = (by_seed(last[1] if last else {}, name) for name in ("support", "negatives"))
+        if shares := [100 * value / negatives[seed] for seed, value in support.items() if negatives.get(seed)]:
+            mean = mean_std(shares)
+            yield Answer(group.setting, mean, "yes" if mean.mean < SPARSE else "no", "only a few")
 
 
-def _false_negatives(found: Sequence[Group]) -> list[Found]:
-    rows: list[Found] = []
-    for group in probed(found):
+def _false_negatives(groups: Sequence[Group]) -> Iterator[Answer]:
+    for group in probed(groups):
         looks = [last_look(group.plain(base)) for base in ("sparseclr", "simclr")]
-        sparse, dense = (by_seed(look[1], "same_class_weight") if look else {} for look in looks)
-        if difference := paired_difference(sparse, dense):
-            rows.append((group.setting, "yes, on CIFAR-10", difference, VERDICTS[difference.side]))
-    return rows
+        sparse, dense = (by_seed(look[1] if look else {}, "same_class_weight") for look in looks)
+        yield from _answer(group.setting, paired_difference(sparse, dense), "yes, on CIFAR-10")
 
 
-def _gains_on_both(found: Sequence[Group]) -> list[Found]:
-    """Each set-level form that was run on both encoders, by the encoder that it does less for."""
-    forms: dict[tuple[str, str, str, str], dict[str, PairedDifference]] = {}
-    for group in probed(found):
+def _gains_on_both(groups: Sequence[Group]) -> Iterator[Answer]:
+    """Each set-level term that ran on both encoders, with the smaller of its two gains."""
+    gains: dict[tuple[str, str, str, str], dict[str, PairedDifference]] = {}
+    for group in (group for group in probed(groups) if group.encoder in BOTH):
         for row in group.rows:
             difference = group.difference(row, "probe_accuracy")
-            if difference is not None and group.encoder in BOTH and (group.is_main(row) or row.loss) and row.weight:
+            if difference is not None and (group.is_main(row) or row.loss) and row.weight:
                 key = (row.label, group.form, group.data, group.changed)
-                forms.setdefault(key, {})[group.encoder] = difference
-    rows: list[Found] = []
-    for (label, form, data, changed), by_encoder in forms.items():
+                gains.setdefault(key, {})[group.encoder] = difference
+    for (label, form, data, changed), by_encoder in gains.items():
         if len(by_encoder) == len(BOTH):
             encoder, least = min(by_encoder.items(), key=lambda pair: pair[1].mean)
             ps = [one.p for one in by_encoder.values() if one.p is not None]
             least = replace(least, p=max(ps) if len(ps) == len(BOTH) else None)  # both have to be above zero
-            where = f"{label}: {word(data)}{'*' if changed else ''}, {form} form, lesser gain with {word(encoder)}"
-            rows.append((where, None, least, _reached(by_encoder.values())))
-    return rows
+            where = f"{label}: {word(data)}{'*' if changed else ''}, {form} form, smaller gain with {word(encoder)}"
+            yield Answer(where, least, _reached(by_encoder.values()))
 
 
 def _reached(both: Collection[PairedDifference]) -> str:
     """Yes if all are a point or more with intervals above zero, no if an interval ends below a point."""
-    if any(one.high is None for one in both):
+    ends = [one.high for one in both if one.high is not None]
+    if len(ends) < len(both):
         return VERDICTS["unknown"]
     if all(one.mean >= GOAL and one.side == "above" for one in both):
         return VERDICTS["above"]
-    return VERDICTS["below" if any(one.high is not None and one.high < GOAL for one in both) else "around"]
+    return VERDICTS["below" if min(ends) < GOAL else "around"]
 
 
-def _best_holds(found: Sequence[Group]) -> list[Found]:
-    """The best on validation of each ablation, on the test set and with seeds that it was not chosen by."""
-    rows: list[Found] = []
-    for group, (row, chosen_by) in ((g, best) for g in filter(is_ablation, found) for best in bests_of(g)):
+def _best_holds(groups: Sequence[Group]) -> Iterator[Answer]:
+    """The best of each ablation, on the test images, with seeds that did not choose it."""
+    for group, (row, chosen_by) in ((g, best) for g in filter(is_ablation, groups) for best in bests_of(g)):
         for encoder in BOTH:
             seen = {run.seed for run in group.runs} if encoder == group.encoder else set()
+            setting = (group.form, group.data, encoder, "")
+            same = [one for one in probed(groups) if (one.form, one.data, one.encoder, one.changed) == setting]
+            rows = [(one, other) for one in same for other in one.rows if other.runs and _loss(other) == _loss(row)]
             difference = None
-            for other in probed(found):
-                if (other.form, other.data, other.encoder, other.changed) == (group.form, group.data, encoder, ""):
-                    for candidate in (one for one in other.rows if one.runs and _loss(one) == _loss(row)):
-                        fresh = {s: v for s, v in candidate.values("probe_accuracy").items() if s not in seen}
-                        plain = other.plain(row.base).values("probe_accuracy")
-                        difference = difference or paired_difference(fresh, plain)
+            for one, other in rows:
+                fresh = {s: v for s, v in other.values("probe_accuracy").items() if s not in seen}
+                difference = difference or paired_difference(fresh, one.plain(row.base).values("probe_accuracy"))
             where = f"{row.label}: {word(group.data)}, {word(encoder)}, {group.form} form"
-            if difference or encoder == group.encoder:
-                verdict = VERDICTS[difference.side] if difference else UNCONFIRMED
-                rows.append((where, None, difference or chosen_by, verdict))
-    return rows
+            if difference is None and encoder == group.encoder:
+                yield Answer(where, chosen_by, UNCONFIRMED)
+            yield from _answer(where, difference)
 
 
 def _loss(row: Row) -> tuple[object, object]:
@@ -240,137 +217,82 @@ def _loss(row: Row) -> tuple[object, object]:
     return preset_of(recipe) or recipe.objective, weight_of(recipe)
 
 
-# The question, the claim in few words, what the paper says, and what answers it.
-QUESTIONS: tuple[tuple[str, str, str, Callable[[Sequence[Group]], list[Found]]], ...] = (
-    ("Does QARe help?", "QARe helps", "yes", _qare_helps),
-    (
-        "Does QARe beat the structural difference?",
-        "QARe beats the structural difference",
-        "-",
-        _beats_structural,
-    ),
-    ("Does QARe beat its own form with weight 0?", "QARe beats its weight 0", "-", _beats_zero),
-    ("Does QARe beat the Frobenius norms?", "QARe beats the Frobenius norms", "-", _beats_frobenius),
-    ("Does SparseCLR beat SimCLR?", "SparseCLR beats SimCLR", "yes, but not ResNet-32 on CIFAR-10", _sparse_helps),
-    (
-        "Does QARe help with weights from {:g} to {:g}, on average?".format(*SAFE_WEIGHTS),
-        "Weights {:g} to {:g} help on average".format(*SAFE_WEIGHTS),
-        "yes",
-        _weights_are_safe,
-    ),
-    ("Is SparseCLR's support sparse?", "SparseCLR's support is sparse", "only a few", _support_is_sparse),
-    (
-        "Does SparseCLR weigh false negatives more than SimCLR?",
-        "SparseCLR weighs false negatives more",
-        "yes, on CIFAR-10",
-        _false_negatives,
-    ),
-    (
-        "Does a set-level form gain a point on both encoders?",
-        "A point on both encoders",
-        "-",
-        _gains_on_both,
-    ),
-    (
-        "Does the best of the ablation hold on fresh seeds and the test set?",
-        "The ablation's best holds",
-        "-",
-        _best_holds,
-    ),
-)
-LEADING = (QUESTIONS[0], QUESTIONS[-2], QUESTIONS[-1])
-TOLD = (VERDICTS["above"], VERDICTS["below"])
+@dataclass(frozen=True)
+class Claim:
+    """A claim in few words, what the paper says, and the function that answers it from runs."""
+
+    words: str
+    paper: str
+    answer: Callable[[Sequence[Group]], Iterable[Answer]]
+
+    def answers(self, groups: Sequence[Group]) -> list[Answer]:
+        """One for each setting."""
+        return list(self.answer(groups))
 
 
-def claims(found: Sequence[Group]) -> Table:
-    """A row for each claim: how many settings say what, and the least and the greatest of those that can be told."""
+CLAIMS = {
+    "helps": Claim("QARe helps", "yes", _qare_helps),
+    "beats-structural": Claim("QARe beats the structural difference", "-", _beats_structural),
+    "beats-zero": Claim("QARe beats its own form with weight 0", "-", _beats_zero),
+    "beats-frobenius": Claim("QARe beats the Frobenius norms", "-", _beats_frobenius),
+    "sparse-helps": Claim("SparseCLR beats SimCLR", "yes, but not ResNet-32 on CIFAR-10", _sparse_helps),
+    "safe-weights": Claim(f"Weights from {SAFE} help on average", "yes", _weights_are_safe),
+    "sparse-support": Claim("SparseCLR's support is sparse", "only a few", _support_is_sparse),
+    "false-negatives": Claim("SparseCLR weighs false negatives more", "yes, on CIFAR-10", _false_negatives),
+    "both-encoders": Claim("A set-level term gains a point on both encoders", "-", _gains_on_both),
+    "best-holds": Claim("The ablation's best holds on fresh seeds and test images", "-", _best_holds),
+}
+
+
+def claims(groups: Sequence[Group]) -> Table:
+    """A row for each claim: the verdicts, and the lowest and highest number among the settings with a yes or a no."""
     rows: list[list[Cell]] = []
-    for _, claim, paper, answered in QUESTIONS:
-        answers = answered(found)
-        told = [answer for answer in answers if answer[3] in TOLD]
-        ours = sorted((answer[2] for answer in told or answers), key=lambda found: found.mean)
+    for claim in CLAIMS.values():
+        answers = claim.answers(groups)
+        decided = [answer for answer in answers if answer.verdict in DECIDED]
+        ours = sorted((answer.ours for answer in decided or answers), key=lambda one: one.mean)
         ends = (ours[0] if ours else None, ours[-1] if len(ours) > 1 else None)
-        rows.append([claim, _counted(answers), *ends, paper])
-    columns = ("claim", "verdict", "from", "to", "paper")
+        rows.append([claim.words, counted(answers), *ends, claim.paper])
+    columns = ("claim", "verdict", "lowest", "highest", "paper")
     return Table("claims", columns, rows, "The paper's claims, and ours", NOTE, wrap=True)
 
 
-def settings(found: Sequence[Group]) -> Table:
+def settings(groups: Sequence[Group]) -> Table:
     """The same, a row for each claim and setting."""
-    rows: list[list[Cell]] = []
-    for _, claim, _, answer in QUESTIONS:
-        rows += [[claim, where, verdict, ours, paper] for where, paper, ours, verdict in answer(found)]
+    pairs = [(claim.words, answer) for claim in CLAIMS.values() for answer in claim.answers(groups)]
+    rows = [[claim, one.where, one.verdict, one.ours, one.paper] for claim, one in pairs]
     columns = ("claim", "where", "verdict", "ours", "paper")
-    return Table("settings", columns, rows, "The claims, setting by setting", SIGNS, wrap=True)
+    return Table("settings", columns, rows, "The claims, setting by setting", DETAILS, wrap=True)
 
 
-def lead(found: Sequence[Group]) -> str:
-    """Does QARe help, and the other questions that matter most if runs answer them; and how many runs there are."""
-    runs = sum(len(group.runs) for group in found)
-    answers = {question: answer(found) for question, _, _, answer in LEADING}
-    said = [f"{question} {_said(these)}." for i, (question, these) in enumerate(answers.items()) if these or i == 0]
-    kinds = {group.kind for group in found}
-    how = "; an encoder's name means a linear probe, a number of instances that these were matched"
-    return "\n".join(said) + f" ({runs:,} {'run' if runs == 1 else 'runs'}{how if len(kinds) > 1 else ''}.)"
+def lead(groups: Sequence[Group]) -> str:
+    """Whether QARe helps, in a sentence, and how many runs say so."""
+    runs, words = sum(len(group.runs) for group in groups), counted(CLAIMS["helps"].answers(groups))
+    return f"Does QARe help? {words[0].upper()}{words[1:]}. ({runs:,} {'run' if runs == 1 else 'runs'}.)"
 
 
-def _said(answers: Sequence[Found]) -> str:
-    """Each verdict with the settings that it is of, with their numbers if there are few or they can be told."""
-    parts = []
+def counted(answers: Sequence[Answer]) -> str:
+    """How many settings have which verdict, and how many significant ones survive Holm's correction."""
+    if len(answers) < 2:
+        return answers[0].verdict if answers else NO_RUNS
+    survivors = surviving(answers)
+    parts: list[str] = []
+    several = sum(answer.p is not None for answer in answers) > 1
     for verdict in (*VERDICTS.values(), UNCONFIRMED):
-        mine = sorted((a for a in answers if a[3] == verdict), key=_certainty)
-        many = f" in {len(mine)} of {len(answers)} settings" if len(answers) > 1 else ""
-        if mine and (len(answers) <= FEW or verdict in TOLD):
-            names = [f"{where.replace(': ', ' (', 1)}) {shown(ours)}" for where, _, ours, _ in mine[:NAMED]]
-            more = f" and {len(mine) - NAMED} more" if len(mine) > NAMED else ""
-            corrected = _corrected(answers, verdict, fewer_than=len(mine))
-            parts.append(f"{verdict}{many}{corrected}: {', '.join(names)}{more}")
-        elif mine:
-            parts.append(f"{verdict}{many}")
-    words = "; ".join(parts) or NO_RUNS
-    return words[0].upper() + words[1:]
+        if mine := [answer for answer in answers if answer.verdict == verdict]:
+            words = f"{verdict} in {len(mine)}" + ("" if parts else f" of {len(answers)} settings")
+            if several and all(answer.significant for answer in mine):
+                words += f" ({sum(answer.verdict == verdict for answer in survivors)} after Holm's correction)"
+            parts.append(words)
+    return ", ".join(parts)
 
 
-def _certainty(answer: Found) -> tuple[float, float]:
-    """What is most certain comes first; of two as certain, the greater."""
-    p = getattr(answer[2], "p", None)
-    return (1.0 if p is None else p, -abs(answer[2].mean))
-
-
-def _counted(answers: Sequence[Found]) -> str:
-    """The verdicts: the one there is, or how many settings have which."""
-    verdicts = [verdict for *_, verdict in answers]
-    if len(verdicts) < 2:
-        return verdicts[0] if verdicts else NO_RUNS
-    once = VERDICTS["unknown"]
-    known = [verdict for verdict in verdicts if verdict != once]
-    alone = len(verdicts) - len(known)
-    if not known:
-        return f"{once} in all of {alone} settings"
-    kinds = [verdict for verdict in (*VERDICTS.values(), UNCONFIRMED) if verdict in known]
-    more = f"; {alone} more with one seed only" if alone else ""
-    if len(kinds) == 1:
-        all_of = f"all of {len(known)} settings" if len(known) > 1 else "one setting"
-        return f"{kinds[0]} in {all_of}{_corrected(answers, kinds[0])}{more}"
-    parts = [f"{known.count(kind)} {kind}{_corrected(answers, kind)}" for kind in kinds]
-    return f"of {len(known)} settings: {', '.join(parts)}{more}"
-
-
-def _against_zero(answer: Found) -> bool:
-    """Whether the verdict is that of the test against zero: less than a point is not below zero."""
-    *_, ours, verdict = answer
-    return isinstance(ours, PairedDifference) and VERDICTS[ours.side] == verdict
-
-
-def _corrected(answers: Sequence[Found], verdict: str, fewer_than: float = math.inf) -> str:
-    """How many of those that can be told stay so after Holm's correction for all that were tested, if so few do."""
-    if verdict not in TOLD:
-        return ""
-    tests = [(ours, said) for *_, ours, said in answers if isinstance(ours, PairedDifference) and said != UNCONFIRMED]
-    tests = [(ours, said) for ours, said in tests if ours.p is not None]
-    mine = [i for i, (_, said) in enumerate(tests) if said == verdict]
-    if not mine or len(tests) < 2 or not all(map(_against_zero, (x for x in answers if x[3] == verdict))):
-        return ""
-    adjusted = holm([ours.p for ours, _ in tests if ours.p is not None])
-    stay = sum(adjusted[i] < LEVEL for i in mine)
-    return f" ({stay} after Holm's correction)" if stay < fewer_than else ""
+def pictured(groups: Sequence[Group]) -> list[Interval]:
+    """What QARe adds in each setting, for a picture; the paper's gain beside ours."""
+    rows = []
+    for answer in CLAIMS["helps"].answers(groups):
+        if isinstance(ours := answer.ours, PairedDifference):
+            bounds = None if ours.low is None or ours.high is None else (ours.low, ours.high)
+            paper = float(answer.paper) if answer.paper else None
+            rows.append(Interval(answer.where, shown(ours), ours.mean, bounds, paper))
+    return rows

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -12,7 +11,7 @@ from typing import Any
 
 import torch
 
-from setwise.paper.collected import FEWEST, TERMS, Group, Row
+from setwise.paper.collected import FEWEST, Group, Row
 from setwise.paper.numbers import MEMORY_ADDED, SAFE_WEIGHTS, TIME_ADDED, word
 from setwise.paper.spectra import ranks
 from setwise.records.record import read_json
@@ -22,11 +21,17 @@ from setwise.report.tables import NOTE, Cell, Table, filled, shown
 
 MEASURE = "probe_accuracy"
 SAFE = "{:g} to {:g}".format(*SAFE_WEIGHTS)
+VERDICTS = {
+    "above": "they help",
+    "around": "these runs cannot tell whether they help",
+    "below": "they harm",
+    "unknown": "one seed gives no interval",
+}
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """One loss in one setting with a set-level term of many weights, and the loss alone."""
+    """One loss in one setting: with QARe at many weights, and alone."""
 
     group: Group
     rows: dict[float, Row]  # by weight, ascending
@@ -35,18 +40,17 @@ class Sweep:
     @property
     def label(self) -> str:
         """In words: "SimCLR + QARe"."""
-        row = next(iter(self.rows.values()))
-        return f"{word(row.base)} + {TERMS[row.term]}"
+        return Row(self.plain.base, "qare").label
 
     def safe(self) -> tuple[tuple[float, ...], dict[int, float]]:
-        """The weights that the paper calls safe and were run, and each seed's mean accuracy over all of them."""
+        """The weights that the paper calls safe, and each seed's mean accuracy over them."""
         low, high = SAFE_WEIGHTS
         within = {weight: row.values(MEASURE) for weight, row in self.rows.items() if low <= weight <= high}
         seeds = set.intersection(*map(set, within.values())) if within else set()
         return tuple(within), {seed: fmean(values[seed] for values in within.values()) for seed in sorted(seeds)}
 
     def against_plain(self) -> PairedDifference | None:
-        """The safe weights' mean accuracy minus that of the loss alone: one interval, not one for each weight."""
+        """The safe weights' mean accuracy minus that of the loss alone: one interval for all of them."""
         return paired_difference(self.safe()[1], self.plain.values(MEASURE))
 
     def against_zero(self) -> PairedDifference | None:
@@ -55,19 +59,19 @@ class Sweep:
 
 
 def sweeps(group: Group) -> list[Sweep]:
-    """The sweeps over QARe's weight in a group, and the plain loss, of the seeds that two weights or more have.
+    """The sweeps over QARe's weight in a group, with the seeds that two weights or more have.
 
-    Seeds of one weight only, or of the plain loss, would move that one up or down.
+    Seeds of one weight alone, or of the plain loss alone, would move it against the others.
     """
-    found = []
+    result = []
     for base in dict.fromkeys(row.base for row in group.rows):
         if rows := group.sweep(base):
             counts = Counter(seed for row in rows.values() for seed in row.runs)
             seeds = {seed for seed, count in counts.items() if count > 1}
             kept = {weight: _of_seeds(row, seeds) for weight, row in rows.items() if seeds & row.runs.keys()}
             if len(kept) >= FEWEST:
-                found.append(Sweep(group, kept, _of_seeds(group.plain(base), seeds)))
-    return found
+                result.append(Sweep(group, kept, _of_seeds(group.plain(base), seeds)))
+    return result
 
 
 def _of_seeds(row: Row, seeds: set[int]) -> Row:
@@ -91,84 +95,66 @@ def sweep_table(sweep: Sweep) -> Table:
         to_zero = paired_difference(values, zero) if weight else None
         cells = [f"{weight:g}", len(row.runs), row.mean(MEASURE), to_zero, paired_difference(values, plain)]
         rows.append([*cells, *ranks(row)])
-    name = f"weights-{sweep.group.name}-{next(iter(sweep.rows.values())).base}"
-    zeros = "Weight 0 is the loss as it is with QARe (in the released form clamped), without QARe."
-    note = f"{NOTE} {zeros} Seeds that only one weight has are left out."
-    figure = "Figure 2" if sweep.group.encoder == "resnet32" else "As Figure 2, which is of ResNet-32"
+    name = f"weights-{sweep.group.name}-{sweep.plain.base}"
+    note = (
+        f"{NOTE} Weight 0 is QARe's form of the loss without QARe; the released form keeps its clamp. Seeds that only "
+        "one weight has are left out."
+    )
+    figure = "Figure 2" if sweep.group.encoder == "resnet32" else "Like Figure 2, which shows ResNet-32"
     return Table(name, *filled(columns, rows), f"{figure}: {sweep.label}, {sweep.group.setting}", note)
 
 
 def sweep_answer(sweep: Sweep) -> str:
-    """Whether the weights that the paper calls safe are, in a sentence."""
+    """Whether the weights that the paper calls safe help, in a sentence."""
     start = f"{sweep.label}, {sweep.group.setting}: "
-    weights, _ = sweep.safe()
     plain, zero = sweep.against_plain(), sweep.against_zero()
     if plain is None:
-        return f"{start}no seed yet with all weights from {SAFE} beside the loss without QARe."
-    also = f", and {shown(zero)} points to weight 0" if zero else ""
-    verdict = {
-        "above": "they improve on it",
-        "around": "an improvement cannot be told from none",
-        "below": "they harm",
-        "unknown": "one seed gives no interval",
-    }[plain.side]
-    many = f"the {len(weights)} weights" if len(weights) > 1 else "the one weight"
-    seeds = f"{plain.n} seeds" if plain.n > 1 else "one seed"
+        return f"{start}no seed yet has all weights from {SAFE} and the loss without QARe."
+    also = f" Compared to weight 0: {shown(zero)}." if zero else ""
+    weights, seeds = (count(n, what) for n, what in ((len(sweep.safe()[0]), "weight"), (plain.n, "seed")))
     return (
-        f'{start}the paper says that weights from {SAFE} "provide consistent improvement". Mean of {many} there, seed '
-        f"by seed: {shown(plain)} points to the plain loss ({seeds}): {verdict}{also}."
+        f'{start}the paper says that weights from {SAFE} "provide consistent improvement". The mean of {weights} there '
+        f"adds {shown(plain)} points to the plain loss ({seeds}): {VERDICTS[plain.side]}.{also}"
     )
 
 
+def count(n: int, what: str) -> str:
+    """In words: "1 run", "1,234 runs"."""
+    return f"{n} {what}" if n == 1 else f"{n:,} {what}s"
+
+
 def sweep_onto(page: Page, sweep: Sweep) -> None:
-    """The sentence, the picture and the table."""
+    """The sentence and the picture; weights that lack some seeds are left out of the picture if enough are left."""
     page.text(sweep_answer(sweep))
     most = max(len(row.runs) for row in sweep.rows.values())
     whole = {weight: row for weight, row in sweep.rows.items() if len(row.runs) == most}
     rows = whole if len(whole) >= FEWEST else sweep.rows
-    weights = list(rows)
-    means = {weight: row.mean(MEASURE) for weight, row in rows.items()}
-    series = {sweep.label: [(weight, mean.mean) for weight, mean in means.items() if mean]}
-    bands = {
-        sweep.label: [
-            (weight, mean.mean - mean.std, mean.mean + mean.std) for weight, mean in means.items() if mean and mean.std
-        ]
-    }
+    means = {weight: mean for weight, row in rows.items() if (mean := row.mean(MEASURE))}
+    series = {sweep.label: [(weight, mean.mean) for weight, mean in means.items()]}
+    bands = {sweep.label: [(w, mean.mean - mean.std, mean.mean + mean.std) for w, mean in means.items() if mean.std]}
     if plain := sweep.plain.mean(MEASURE):
-        label = f"{sweep.plain.label}, plain"
-        series[label] = [(weight, plain.mean) for weight in (weights[0], weights[-1])]
-    note = f"{sweep.group.title}. Shaded: one sample standard deviation over the seeds to each side."
+        series[f"{sweep.plain.label}, plain"] = [(weight, plain.mean) for weight in (min(rows), max(rows))]
+    note = f"{sweep.group.title}. Shaded: one sample standard deviation over the seeds, up and down."
     if len(rows) < len(sweep.rows):
-        note += f" Weights that not all of {most} seeds have yet are in the table only."
+        note += f" Weights with fewer than {most} seeds are in the table only."
     title = f"{sweep.label}, accuracy against weight"
     page.curves(title, series, x="weight of QARe", y="probe accuracy, %", note=note, bands=bands)
-    sweep_table(sweep).onto(page)
-
-
-@dataclass(frozen=True)
-class Cost:
-    """What one batch size costs: milliseconds of an iteration and its peak bytes, alone, with QARe, and dense QARe."""
-
-    n: int
-    plain_ms: float
-    qare_ms: float | None
-    added_ms: float | None
-    dense_ms: float | None  # of an iteration with the dense term
-    plain_bytes: float | None
-    qare_bytes: float | None
-    dense_bytes: float | None
 
 
 @dataclass(frozen=True)
 class Timing:
-    """A record of ``setwise bench qare``."""
+    """A record of ``setwise bench qare``.
+
+    ``costs`` has a row for each batch size "n", with what was measured: milliseconds of an iteration and its peak bytes
+    without QARe ("plain_ms", "plain_bytes"), with it ("qare_...") and with dense QARe ("dense_..."), and "added_ms".
+    """
 
     file: str
     device: str
     encoder: str
     torch: str
-    costs: tuple[Cost, ...]
-    commit: str = "unknown"
+    commit: str
+    costs: tuple[dict[str, float], ...]
 
     @property
     def where(self) -> str:
@@ -183,100 +169,81 @@ def time_record(results: Path, device: torch.device) -> Path:
 
 
 def timings(results: Path) -> tuple[list[Timing], list[str]]:
-    """The records of Figure 3 in a folder, and what is named like one but cannot be read, in words."""
-    found, aside = [], []
+    """The records of Figure 3 in a folder, and why others of that name cannot be read."""
+    timed, aside = [], []
     for path in sorted(results.glob("bench-qare*.json")):
         try:
-            found.append(_timing(path.name, read_json(path)))
+            timed.append(_timing(path.name, read_json(path)))
         except ValueError as error:
             aside.append(f"{path.name}: {str(error).replace(str(path), path.name)}")
-    return found, aside
+    return timed, aside
 
 
 def _timing(file: str, record: Any) -> Timing:
     if not isinstance(record, dict) or record.get("what") != "bench qare":
         raise ValueError("expected a record of `setwise bench qare`, got another file")
     rows = record.get("rows")
-    costs = sorted(filter(None, map(_cost, rows)), key=lambda cost: cost.n) if isinstance(rows, list) else []
+    costs = [cost for row in rows if "n" in (cost := _cost(row))] if isinstance(rows, list) else []
     if not costs:
         raise ValueError("expected rows with a batch size and the time of an iteration, got none")
     names = ("device", "encoder", "torch", "commit")
     device, encoder, version, commit = (str(record.get(key) or "unknown") for key in names)
-    return Timing(file, device, encoder, version, tuple(costs), commit)
+    return Timing(file, device, encoder, version, commit, tuple(sorted(costs, key=lambda cost: cost["n"])))
 
 
-def _cost(row: object) -> Cost | None:
-    """A row of the record; None without its batch size and time. What is not above zero was not measured."""
-    if not isinstance(row, dict):
-        return None
+def _cost(row: object) -> dict[str, float]:
+    """A row of the record; empty without its batch size and time. What is not above zero was not measured."""
     names = ("n", "plain_ms", "qare_ms", "dense_term_ms", "plain_bytes", "qare_bytes", "dense_bytes")
-    values = {key: value for key in names if (value := number(row.get(key))) is not None and value > 0}
-    if "n" not in values or "plain_ms" not in values:
-        return None
-    plain, dense = values["plain_ms"], values.get("dense_term_ms")
-    return Cost(
-        n=int(values["n"]),
-        plain_ms=plain,
-        qare_ms=values.get("qare_ms"),
-        added_ms=number(row.get("added_ms")),
-        dense_ms=None if dense is None else plain + dense,
-        **{key: values.get(key) for key in names[4:]},
-    )
+    known = row if isinstance(row, dict) else {}
+    cost = {key: value for key in names if (value := number(known.get(key))) is not None and value > 0}
+    if "n" not in cost or "plain_ms" not in cost:
+        return {}
+    if (added := number(known.get("added_ms"))) is not None:
+        cost["added_ms"] = added
+    if "dense_term_ms" in cost:
+        cost["dense_ms"] = cost["plain_ms"] + cost["dense_term_ms"]
+    return cost
 
 
 def cost_table(timing: Timing) -> Table:
     """Figure 3 in numbers: what is added, in per cent of the iteration or memory without QARe."""
     columns = (
-        *(
-            "batch",
-            "iteration without QARe, ms",
-            "QARe adds, ms",
-            "QARe adds, %",
-            "dense QARe adds, %",
-            "paper's adds, %",
-        ),
-        *("memory, MiB", "QARe adds to it, %", "dense QARe adds to it, %", "paper's adds to it, %"),
+        *("batch", "iteration without QARe, ms", "QARe adds, ms", "QARe adds, %", "dense QARe adds, %"),
+        *("paper's adds, %", "memory, MiB", "QARe adds to it, %", "dense QARe adds to it, %", "paper's adds to it, %"),
     )
     rows: list[list[Cell]] = []
     for cost in timing.costs:
-        added = None if cost.added_ms is None else 100 * cost.added_ms / cost.plain_ms
-        cells: list[Cell] = [str(cost.n), cost.plain_ms, cost.added_ms, added, _more(cost.dense_ms, cost.plain_ms)]
-        cells += [TIME_ADDED.get(cost.n), None if cost.plain_bytes is None else round(cost.plain_bytes / 2**20)]
-        cells += [_more(value, cost.plain_bytes) for value in (cost.qare_bytes, cost.dense_bytes)]
-        rows.append([*cells, MEMORY_ADDED.get(cost.n)])
+        n, added = int(cost["n"]), cost.get("added_ms")
+        percent = None if added is None else 100 * added / cost["plain_ms"]
+        memory = round(cost["plain_bytes"] / 2**20) if "plain_bytes" in cost else None
+        cells: list[Cell] = [str(n), cost["plain_ms"], added, percent, _more(cost, "dense", "ms"), TIME_ADDED.get(n)]
+        rows.append([*cells, memory, *(_more(cost, what, "bytes") for what in ("qare", "dense")), MEMORY_ADDED.get(n)])
     name = f"time-{timing.file.removesuffix('.json').removeprefix('bench-qare').strip('-') or 'here'}"
     note = (
-        "Medians; QARe adds: the median of differences of iterations one after the other, so not the difference of the "
-        "chart's two medians. A per cent or two of time or memory, and anything below zero, is the noise of the "
-        "measurement. Dense: eigenvalues of the N x N matrices, "
-        f"differentiated by the library, as the paper's algorithm is written. torch {timing.torch}, {timing.file}."
+        "Medians. QARe adds: the median difference of consecutive iterations, not the difference of the chart's two "
+        "medians. A per cent or two of time or memory, and anything below zero, is noise. Dense: eigenvalues of the "
+        "N x N matrices, differentiated by torch, as the paper's algorithm is written. "
+        f"torch {timing.torch}, {timing.file}."
     )
     return Table(name, columns, rows, f"Figure 3: {timing.where}", note)
 
 
-def _more(value: float | None, plain: float | None) -> float | None:
+def _more(cost: dict[str, float], what: str, unit: str) -> float | None:
+    value, plain = cost.get(f"{what}_{unit}"), cost.get(f"plain_{unit}")
     return None if value is None or plain is None else 100 * (value / plain - 1)
 
 
-def costs_onto(page: Page, timed: Sequence[Timing]) -> None:
-    """The section of the page, time and memory for each machine; or nothing."""
-    if not timed:
-        return
-    page.heading("What QARe costs (Figure 3)")
-    page.text(
-        "The paper reports 13 % more time of a training iteration of InfoNCE at a batch of 256, up to 29 % at 2,048, "
-        "and 0.78 % more memory at 2,048, by eigenvalues of dense matrices. Below, batch sizes are per view, and both "
-        "axes are logarithmic."
-    )
-    labels = {"plain": "InfoNCE", "qare": "InfoNCE + QARe, setwise", "dense": "InfoNCE + QARe, dense"}
-    for timing in timed:
-        for what, unit, scale in (("ms", "iteration, ms", 1.0), ("bytes", "peak memory, MiB", 2.0**-20)):
-            series = {}
-            for key, label in labels.items():
-                pairs = [(cost.n, getattr(cost, f"{key}_{what}")) for cost in timing.costs]
-                if points := [(float(n), scale * value) for n, value in pairs if value is not None]:
-                    series[label] = points
-            if series:
-                kind = "time" if what == "ms" else "memory"
-                page.curves(f"{timing.where}, {kind}", series, x="batch size N", y=unit, log="xy")
-        cost_table(timing).onto(page)
+LABELS = {"plain": "InfoNCE", "qare": "InfoNCE + QARe, setwise", "dense": "InfoNCE + QARe, dense"}
+
+
+def costs_onto(page: Page, timing: Timing) -> None:
+    """Pictures of time and memory on one machine."""
+    for unit, y, scale in (("ms", "iteration, ms", 1.0), ("bytes", "peak memory, MiB", 2.0**-20)):
+        series = {}
+        for key, label in LABELS.items():
+            name = f"{key}_{unit}"
+            if points := [(cost["n"], scale * cost[name]) for cost in timing.costs if name in cost]:
+                series[label] = points
+        if series:
+            kind = "time" if unit == "ms" else "memory"
+            page.curves(f"{timing.where}, {kind}", series, x="batch size N", y=y, log="xy")

@@ -216,7 +216,7 @@ def confirm(asked: Asked) -> list[Job]:
 # slow, on a tenth.
 QUARTER, TENTH = {"epochs": 50}, {"epochs": 20}
 MEAN = {"objective.reduction": "mean"}
-SHORTFALL: dict[str, dict[str, Any]] = {
+ACCURACY_GAP: dict[str, dict[str, Any]] = {
     "mean": MEAN,
     "quarter": QUARTER,
     "quarter-mean": QUARTER | MEAN,
@@ -228,11 +228,11 @@ SHORTFALL: dict[str, dict[str, Any]] = {
 }
 
 
-def shortfall(asked: Asked) -> list[Job]:
+def accuracy_gap(asked: Asked) -> list[Job]:
     """One factor at a time from released/simclr on ResNet-32: which of them moves its accuracy."""
     name = f"released/{asked.data}-resnet32-simclr"
     jobs = [Job(name, recipe(name), seed) for seed in asked.seeds]
-    for word, changes in SHORTFALL.items():
+    for word, changes in ACCURACY_GAP.items():
         jobs += [Job(name, recipe(name).changed(changes), seed, word) for seed in asked.seeds]
     return jobs
 
@@ -244,8 +244,9 @@ TABLES: dict[str, Callable[[Asked], list[Job]]] = {
     "fig-beta": fig_beta,
     "ablation": ablation,
     "confirm": confirm,
-    "shortfall": shortfall,
+    "accuracy-gap": accuracy_gap,
 }
+OLD_NAMES = {"shortfall": "accuracy-gap"}
 
 
 def expand(
@@ -264,7 +265,8 @@ def expand(
     if not seeds:
         raise ValueError("expected at least one seed, got none; --seeds 1 2 3")
     found: dict[Path, Job] = {}
-    for table in [tables] if isinstance(tables, str) else tables:
+    for name in [tables] if isinstance(tables, str) else tables:
+        table = OLD_NAMES.get(name, name)
         check_option(table, tuple(TABLES), "the table")
         check_option(data, MATCHING_DATA if table == "table1" else DATA, f"data of {table}")
         jobs = TABLES[table](Asked(data, seeds, instances, results))

@@ -1,6 +1,6 @@
-"""The numbers that the paper prints, in per cent, to be shown beside ours, and its way to write names.
+"""The numbers that the paper prints, in per cent, and its spelling of names.
 
-Mean and standard deviation over three runs; the paper does not say whether the deviation divides by n or n - 1.
+Mean and standard deviation over three runs. The paper does not say whether the deviation divides by n or n - 1.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _TABLE_1: dict[str, Numbers] = {
     "nt-logistic": ((40.30, 0.42), (43.48, 1.41)),
 }
 
-# Tables 2 and 3: linear probe. Their columns, and their rows; SimCLR's is the same in both.
+# Tables 2 and 3: linear probe. Their columns, and their rows by method. SimCLR's row is the same in both.
 _COLUMNS = [(encoder, data) for encoder in ("conv4", "resnet32") for data in ("cifar10", "cifar100", "tiny-imagenet")]
 _TABLE_2: dict[str, Numbers] = {
     "supervised": ((80.46, 0.39), (49.29, 0.85), (36.47, 0.36), (90.87, 0.41), (65.32, 0.22), (50.09, 0.32)),
@@ -66,7 +66,7 @@ WORDS = {
     "tiny-imagenet": "tiny-ImageNet",
     "cuhk03": "CUHK-03",
     "conv4": "Conv-4",
-    # What the ablation changes of released/simclr.
+    # What the ablation changes in released/simclr.
     "ablation/simclr-cold": "temperature 0.05",
     "ablation/simclr-mean": "mean instead of log-mean",
     "ablation/simclr-clamp": "clamp, no QARe",
@@ -89,5 +89,5 @@ MEMORY_ADDED = {2048: 0.78}
 
 
 def word(name: str) -> str:
-    """How a name is written: "InfoNCE", "ResNet-32"."""
+    """The spelling of a name: "InfoNCE", "ResNet-32"."""
     return WORDS.get(name) or re.sub(r"^resnet(\d+)$", r"ResNet-\1", name)

@@ -1,4 +1,4 @@
-"""Objectives compared: which preset one is, but for its weight, and what else differs."""
+"""Compare objectives: which preset one is, apart from its weight, and what else differs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from setwise.losses.objective import Objective
 from setwise.losses.presets import PRESETS, beta_of, objective_of
+from setwise.paper.numbers import WORDS
 from setwise.recipe import Recipe, flat
 
 
@@ -18,12 +19,12 @@ def weight_of(recipe: Recipe) -> float | None:
 
 
 def same_objective(one: Recipe, other: Recipe) -> bool:
-    """Whether both minimise the same, but for the weight of the set-level term."""
+    """Whether both minimise the same, apart from the weight of the set-level term."""
     return _form(one.objective) == _form(other.objective)
 
 
 def preset_of(recipe: Recipe) -> str:
-    """The preset that its objective is, but for the weight; nothing if it is none."""
+    """The preset that its objective is, apart from the weight; "" if it is none."""
     return _presets().get(_form(recipe.objective), "")
 
 
@@ -39,11 +40,11 @@ def objective_words(recipe: Recipe, other: Recipe) -> str:
 
 @cache
 def _presets() -> dict[str, str]:
-    found: dict[str, str] = {}
-    for name in sorted(PRESETS, key=lambda name: not name.startswith("ablation/")):  # of two that are one, that
+    names: dict[str, str] = {}
+    for name in sorted(PRESETS, key=lambda name: name not in WORDS):  # of two equal ones, the one that has words
         objective = objective_of(name, 0.5 if beta_of(name) != "none" else None)
-        found.setdefault(_form(objective), name)
-    return found
+        names.setdefault(_form(objective), name)
+    return names
 
 
 def _form(objective: Objective | None) -> str:

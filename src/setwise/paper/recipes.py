@@ -2,11 +2,10 @@
 
     paper/DATA-ENCODER-METHOD       as the paper's text says: its losses, temperature 0.05, Xavier weights
     released/DATA-ENCODER-METHOD    as its released code computes, with that code's initial weights
-    modern/cifar10-resnet18-...     what today's libraries train on CIFAR-10, with and without the set-level term
+    modern/cifar10-resnet18-...     as today's libraries train on CIFAR-10, with and without a set-level term
     paper/DATA-matching-LOSS        instance matching (Table 1), plain and -qare; setwise/...-gap and -control are ours
 
-A name is a key and nothing more: what stands behind it is a ``Cell``, of which the recipe is composed when it is
-asked for.
+A name is a key and nothing more. Behind it stands a ``Cell``, from which ``recipe`` composes the recipe.
 """
 
 from __future__ import annotations
@@ -22,8 +21,7 @@ DATA = ("digits", "cifar10", "cifar100", "tiny-imagenet")
 ENCODERS = ("conv4", "resnet8", "resnet32", "resnet56")
 FORMS = ("paper", "released")
 CONTRASTIVE = ("simclr", "sparseclr")
-# Table 4. For what it does not list (digits, other depths): the middle of the range 0.75 to 1.25 that the paper
-# calls safe.
+# Table 4. For data and depths that it does not list: the middle of the weights that the paper calls safe, 0.75 to 1.25.
 BETA = {
     ("conv4", "simclr"): {"cifar10": 0.5, "cifar100": 0.375, "tiny-imagenet": 0.875},
     ("resnet32", "simclr"): {"cifar10": 1.125, "cifar100": 1.125, "tiny-imagenet": 1.125},
@@ -41,14 +39,14 @@ BASELINES: dict[str, Tree] = {
 }
 MATCHING_DATA = ("cuhk03", "cifar10", "digits")
 MATCHING_LOSSES = ("triplet", "infonce", "nt-logistic", "sparseclr")
-# Weights of the terms that are not the paper's: those that a validation split chose beside InfoNCE with 1,467 halves
-# of CIFAR-10 images, ten seeds (results/runs). Other losses and data want others.
+# Weights of our own terms: a validation split chose them for InfoNCE with 1,467 halves of CIFAR-10 images, ten seeds
+# (results/runs). Other losses and data need others.
 MATCHING_WEIGHTS = {"gap": 10.0, "control": 1.0}
 
 
 @dataclass(frozen=True)
 class Cell:
-    """Where a recipe stands in the paper's tables, or in ours."""
+    """A place in the paper's tables, or in ours."""
 
     kind: str  # "matching" or "classification"
     form: str  # "paper", "released", "modern" or "setwise": whose losses
@@ -124,9 +122,9 @@ def _modern(cell: Cell) -> Recipe:
 
 
 def _matching(cell: Cell) -> Recipe:
-    """Table 1; ours where the paper is silent (see the notes on the paper).
+    """Table 1; where the paper is silent, ours.
 
-    ResNet-18 from scratch, 64 dimensions, unit vectors, Euclidean distances. As many halves as CUHK-03 has identities.
+    ResNet-18 from scratch, 64 dimensions, unit vectors, Euclidean distances; as many halves as CUHK-03 has identities.
     """
     name = "-".join(filter(None, (f"{cell.form}/matching-{cell.base}", cell.term)))
     encoder = {"name": cell.encoder}
@@ -171,7 +169,7 @@ CELLS: dict[str, Cell] = {cell.name: cell for cell in _all()}
 
 @cache
 def recipe(name: str) -> Recipe:
-    """The recipe of that name; an unknown one is answered with the nearest that are known."""
+    """The recipe of that name; an unknown name raises ValueError with the nearest known ones."""
     if name not in CELLS:
         near = get_close_matches(name, CELLS, n=3, cutoff=0.3)
         raise ValueError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from setwise.paper import numbers as paper_numbers
@@ -11,37 +10,44 @@ from setwise.paper.numbers import word
 from setwise.records.statistics import MeanStd, number, paired_difference
 from setwise.report.tables import NOTE, Cell, Table
 
+MEASURES = {
+    "held-out": "held_out_accuracy",
+    "test": "test_accuracy",
+    "quadratic held-out": "quadratic_held_out_accuracy",
+    "quadratic test": "quadratic_test_accuracy",
+}
+
 
 def matching_table(group: Group) -> Table:
     """Table 1 for one data set and number of instances."""
-    measures = {"held-out": "held_out_accuracy", "test": "test_accuracy"}
-    parts = {
-        f"{end}{name}": f"{end.replace(' ', '_')}{key}" for end in ("", "quadratic ") for name, key in measures.items()
-    }
     columns = [
-        *("loss", "n", *(f"{name}{end}" for name in parts for end in (" accuracy", ", difference to plain"))),
+        *("loss", "n", *(f"{name}{end}" for name in MEASURES for end in (" accuracy", ", difference to plain"))),
         *("quadratic adds", "structure off", "paper (CUHK-03)", "rank-1", "mAP"),
     ]
     rows = []
     for row in group.rows:
         cells: list[Cell] = [row.label, len(row.runs) or None]
-        for key in parts.values():
+        for key in MEASURES.values():
             cells += [row.mean(key), group.difference(row, key)]
         adds = paired_difference(row.values(f"quadratic_{group.measure[0]}"), row.values(group.measure[0]))
         weights = [number(run.record["final"].get("quadratic_weight")) for run in row.runs.values()]
         off = f"{weights.count(0.0)} of {len(weights)}" if weights else None
         rows.append([*cells, adds, off, paper_number(group, row), *map(row.mean, ("rank1", "mean_average_precision"))])
     note = (
-        f"{NOTE} Weights are those of the epoch with the best validation accuracy. Held-out: mean over {_sets(group)} "
-        "that no split has, the same for all seeds. Quadratic: pairs and structure are matched together, and what that "
-        f"adds to the same runs' {group.measure[1]}; structure off: runs whose validation split gave it weight 0, so "
-        f"that both are the same. {machines(group)}"
+        f"{NOTE} Each run keeps the epoch with the best validation accuracy. Held-out: mean over {_sets(group)} "
+        "outside all splits, the same for all seeds. Quadratic: matches pairs and structure together; quadratic adds: "
+        f"the change of the same runs' {group.measure[1]}. Structure off: runs whose validation split gave the "
+        f"structure weight 0, so that both are the same. {machines(group)}"
     )
     if group.choices:
-        how: dict[str, list[str]] = {}
+        by_reason: dict[str, list[str]] = {}
         for label, words in group.choices:
-            how.setdefault(words, []).append(label)
-        note += " Weights of our terms: " + "; ".join(f"{', '.join(who)}: {words}" for words, who in how.items()) + "."
+            by_reason.setdefault(words, []).append(label)
+        note += (
+            " How the weights of our terms were chosen: "
+            + "; ".join(f"{', '.join(who)}: {words}" for words, who in by_reason.items())
+            + "."
+        )
     return Table(group.name, columns, rows, group.title, note)
 
 
@@ -61,19 +67,19 @@ def classification_table(group: Group) -> Table:
         for row in group.rows
         if group.is_main(row) or row not in group.sweep(row.base).values()  # a sweep has a table of its own
     ]
-    note = f"{NOTE} Accuracies are of the last epoch; verdicts are by the linear probe. {machines(group)}"
+    note = f"{NOTE} Accuracies are those of the last epoch; verdicts use the linear probe. {machines(group)}"
     return Table(group.name, columns, rows, group.title, note)
 
 
-def overview(found: Sequence[Group]) -> list[Table]:
-    """Probe accuracies of all encoders and data sets side by side, a table for each form that has several."""
+def overview(groups: Sequence[Group]) -> list[Table]:
+    """Probe accuracies of all encoders and data sets side by side; a table for each form that has several."""
     by_form: dict[tuple[str, str], list[Group]] = {}
-    for group in probed(found):
+    for group in probed(groups):
         by_form.setdefault((group.form, group.changed), []).append(group)
     tables = []
     for (form, changed), members in by_form.items():
         if len(members) < 2:
-            continue  # it would say what the one table says
+            continue  # it would repeat the one table
         keys = [(base, term) for base in METHODS for term in TERMS]
         keys = [key for key in keys if any((row.base, row.term) == key for group in members for row in group.rows)]
         columns = ["method"]
@@ -85,24 +91,24 @@ def overview(found: Sequence[Group]) -> list[Table]:
                 row = next((row for row in group.rows if (row.base, row.term) == key), Row(*key))
                 line += [row.mean("probe_accuracy"), paper_number(group, row)]
         more = f" ({changed})" if changed else ""
-        name = re.sub(r"[^a-z0-9]+", "-", f"classification-{form}-{changed}".lower()).strip("-")
-        note = "Mean ± sample standard deviation over the seeds, per cent; each column has a table of its own below."
+        name = "-".join(filter(None, ("classification", form, changed)))
+        note = "Mean ± sample standard deviation over the seeds, per cent. Each column has its own table below."
         tables.append(Table(name, columns, rows, f"Linear probe, {form} form{more}", note))
     return tables
 
 
-def tables_of(found: Sequence[Group]) -> list[Table]:
+def tables_of(groups: Sequence[Group]) -> list[Table]:
     """All tables, in the order of a report."""
-    matching = [matching_table(group) for group in found if group.kind == "matching"]
-    return matching + overview(found) + [classification_table(group) for group in probed(found)]
+    matching = [matching_table(group) for group in groups if group.kind == "matching"]
+    return matching + overview(groups) + [classification_table(group) for group in probed(groups)]
 
 
-def changes_table(found: Sequence[Group]) -> Table | None:
-    """What changes of a recipe do, each against the same recipe with fewer of them or none; None without any."""
+def changes_table(groups: Sequence[Group]) -> Table | None:
+    """Changed recipes, each compared to the same recipe with fewer changes or none; None without any."""
     rows: list[list[Cell]] = []
-    for group in probed(found):
+    for group in probed(groups):
         for row in group.rows:
-            if (fewest := _fewer_changes(found, group, row)) is None:
+            if (fewest := _fewer_changes(groups, group, row)) is None:
                 continue
             (before, same), form = fewest, [word(row.loss)] if row.loss else []
             cells: list[Cell] = [
@@ -112,23 +118,23 @@ def changes_table(found: Sequence[Group]) -> Table | None:
             difference = paired_difference(row.values("probe_accuracy"), same.values("probe_accuracy"))
             rows.append([*cells, len(row.runs), row.mean("probe_accuracy"), difference])
     columns = ("method", "recipe", "compared to", "n", "probe accuracy", "difference")
-    return Table("changes", columns, rows, "Recipes with changes", NOTE, wrap=True) if rows else None
+    return Table("changes", columns, rows, "Changed recipes", NOTE, wrap=True) if rows else None
 
 
-def said_by_changes(found: Sequence[Group], group: Group) -> bool:
-    """Whether a changed recipe has no set-level term to judge and the table of changes has all of its rows."""
+def shown_by_changes(groups: Sequence[Group], group: Group) -> bool:
+    """Whether the table of changes has all rows of a changed recipe, none of them with a set-level term."""
     rows = [row for row in group.rows if row.runs]
-    return bool(group.changed) and all(not row.term and _fewer_changes(found, group, row) for row in rows)
+    return bool(group.changed) and all(not row.term and _fewer_changes(groups, group, row) for row in rows)
 
 
-def _fewer_changes(found: Sequence[Group], group: Group, row: Row) -> tuple[list[str], Row] | None:
-    """With which of the changes, and in which row, the nearest runs to compare with were made; None without any."""
+def _fewer_changes(groups: Sequence[Group], group: Group, row: Row) -> tuple[list[str], Row] | None:
+    """The nearest runs to compare with: their changes and their row; None without any."""
     mine = row.values("probe_accuracy")
-    if row.loss and row.weight is None:  # the pairwise loss itself is another one
+    if row.loss and row.weight is None:  # another pairwise loss
         near = [(_changes(group), group.plain(row.base))]
     else:
         setting = (group.form, group.data, group.encoder)
-        like = [other for other in probed(found) if (other.form, other.data, other.encoder) == setting]
+        like = [other for other in probed(groups) if (other.form, other.data, other.encoder) == setting]
         fewer = [other for other in like if set(_changes(other)) < set(_changes(group))]
         fewer.sort(key=lambda other: -len(_changes(other)))
         near = [(_changes(other), one) for other in fewer for one in other.rows if one.label == row.label]
@@ -145,7 +151,7 @@ def _changes(group: Group) -> list[str]:
 
 def paper_number(group: Group, row: Row) -> MeanStd | None:
     """What the paper prints for this row; of matching, always on CUHK-03."""
-    if row.said or group.changed:  # another weight or recipe than the paper's
+    if group.changed or not group.is_main(row):  # another recipe or weight than the paper's
         return None
     if group.kind == "matching":
         return paper_numbers.MATCHING.get((row.base, row.term))
@@ -153,19 +159,26 @@ def paper_number(group: Group, row: Row) -> MeanStd | None:
     return paper_numbers.CLASSIFICATION.get((group.encoder, group.data, method))
 
 
+def paper_gain(group: Group, one: Row, other: Row) -> str | None:
+    """The paper's difference between two rows; none for matching on other data than the paper's."""
+    with_it, without = paper_number(group, one), paper_number(group, other)
+    same = group.kind != "matching" or group.data == "cuhk03"
+    return f"{with_it.mean - without.mean:+.2f}" if with_it and without and same else None
+
+
 def _sets(group: Group) -> str:
-    """How many held-out sets of which size its runs had, if their records say so."""
-    found = set()
+    """How many held-out sets of which size its runs had, in words."""
+    sizes = set()
     for run in group.runs:
         data = run.record.get("data")
         count, size = (number(data.get(key)) if isinstance(data, dict) else None for key in ("held_out_sets", "test"))
         if count and size:
-            found.add((count, size))
-    return " and ".join(f"{count:.0f} sets of {size:,.0f}" for count, size in sorted(found)) or "sets"
+            sizes.add((count, size))
+    return " and ".join(f"{count:.0f} sets of {size:,.0f}" for count, size in sorted(sizes)) or "sets"
 
 
 def machines(group: Group) -> str:
-    """On what its runs were made, a sentence."""
+    """A sentence: the machines and precisions of its runs."""
     commits = len({str(one.get("commit")) for run in group.runs for one in resumptions(run)})
     at = f", at {commits} commits of this project" if commits > 1 else ""
     return f"Ran on {' and '.join(sorted({machine(run) for run in group.runs}))}{at}."

@@ -1,0 +1,245 @@
+"""Fill the marked places of README.md and of the documentation with numbers from results/: `make readme`.
+
+A place begins with the line `<!-- from results: NAME -->` and ends with the line `<!-- end -->`; the function of that
+name in PLACES writes what stands between. Verdicts come from the records, so no sentence outside says one.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+
+from setwise.paper.ablation import ablation_answer, ablation_table, is_ablation
+from setwise.paper.claims import CLAIMS, claims, compared, counted, differences, surviving
+from setwise.paper.collected import Group, collect, groups, probed
+from setwise.paper.figures import sweep_answer, sweep_table, sweeps
+from setwise.paper.numbers import CLASSIFICATION, MATCHING, word
+from setwise.paper.recipes import FORMS, MATCHING_LOSSES
+from setwise.paper.spectra import looks_table
+from setwise.paper.tables import changes_table, paper_gain, paper_number
+from setwise.records.statistics import paired_difference
+from setwise.report.tables import Cell, Table, shown
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "results"
+FILES = ("README.md", "docs/findings.md", "docs/how-to/choose-beta.md")
+PLACE = re.compile(r"(<!-- from results: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+WIDTH = 128
+BASES = ("simclr", "sparseclr")
+USUAL = 3  # seeds
+Found = Sequence[Group]
+
+
+def markdown(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
+    """A table."""
+    lines = [columns, ["---"] * len(columns), *([shown(cell) for cell in row] for row in rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def picked(table: Table | None, *columns: str) -> list[list[Cell]]:
+    """Some columns of a table of the report; empty cells where it lacks one."""
+    rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows] if table else []
+    return [[row.get(name) for name in columns] for row in rows]
+
+
+def text(*sentences: str) -> str:
+    """A paragraph."""
+    return textwrap.fill(" ".join(filter(None, sentences)), WIDTH, break_long_words=False, break_on_hyphens=False)
+
+
+def answer(found: Found) -> str:
+    """The verdicts that matter most, and what QARe adds to every loss in every setting."""
+    chosen = [CLAIMS[key] for key in ("helps", "beats-structural", "beats-frobenius", "both-encoders")]
+    verdicts = "\n".join(f"- {claim.words}: **{counted(claim.answers(found))}**" for claim in chosen)
+    matching = [group for group in found if group.kind == "matching"]
+    parts = [
+        verdicts,
+        text(
+            "What QARe adds, in points of accuracy, paired by seed, with 95 % intervals and the number of seeds if",
+            f"it is not {USUAL}. Unclear: the interval contains zero. Bold: survives Holm's correction for all",
+            "settings. Matching halves of images:",
+        ),
+        _gains(found, matching, MATCHING_LOSSES),
+        "Linear probes, as the paper is written and as its released code computes; in brackets the paper's gain:",
+        _gains(found, probed(found), BASES),
+    ]
+    return "\n\n".join(parts)
+
+
+def _gains(found: Found, some: Found, bases: Sequence[str]) -> str:
+    sure = {one.where for one in surviving(CLAIMS["helps"].answers(found))}
+    rows = []
+    for group in (group for group in some if not group.changed and compared(group, "qare")):
+        cells = dict.fromkeys(bases, "not run")
+        for row, gain in compared(group, "qare"):
+            words = f"**{shown(gain)}**" if f"{word(row.base)}: {group.setting}" in sure else shown(gain)
+            paper = paper_gain(group, row, group.plain(row.base))
+            more = (f"{gain.n} seeds" if gain.n != USUAL else "", f"[{paper}]" if paper else "")
+            cells[row.base] = ", ".join(filter(None, (words, more[0]))) + f" {more[1]}".rstrip()
+        rows.append([group.setting, *cells.values()])
+    return markdown(["QARe adds", *(f"to {word(base)}" for base in bases)], rows)
+
+
+def speed(found: Found) -> str:
+    """What a training step takes."""
+    record = json.loads((RESULTS / "bench-step-h200.json").read_text())
+    conv, deep, wide = (record["encoders"][name] for name in ("conv4", "resnet32", "resnet18"))
+    return text(
+        "On a GPU the whole step, views and loss included, is one captured graph. With QARe,",
+        f"{conv['batch']} images × 2 views take {conv['setwise_ms']:.2f} ms with Conv-4 and",
+        f"{deep['setwise_ms']:.2f} ms with ResNet-32 on an H200; a plain loop with torchvision's transforms in",
+        f"{record['workers']} workers takes {conv['torchvision_ms']:.1f} and {deep['torchvision_ms']:.1f} ms. An",
+        f"epoch of ResNet-18 on CIFAR-10, batch {wide['batch']}, takes {wide['epoch_seconds']:.1f} s (records in",
+        "`results/`).",
+    )
+
+
+def counts(found: Found) -> str:
+    """How many runs there are, of what."""
+    runs = [run for group in found for run in group.runs]
+    by_data = {data: sum(run.data == data for run in runs) for data in dict.fromkeys(run.data for run in runs)}
+    other = sum(run.record["precision"] != "bfloat16" for run in runs)
+    machines = " and ".join(sorted({run.record["hardware"]["name"] for run in runs}))
+    return text(
+        f"{len(runs):,} runs on {machines}, {other} of them not in bf16:",
+        ", ".join(f"{n} with {word(data)}" for data, n in by_data.items()) + ".",
+    )
+
+
+def all_claims(found: Found) -> str:
+    """The report's first table."""
+    table = claims(found)
+    return markdown(table.columns, table.rows)
+
+
+def one_claim(key: str, found: Found) -> str:
+    """A claim, setting by setting."""
+    answers = CLAIMS[key].answers(found)
+    sure = surviving(answers)
+    rows: list[list[Cell]] = [
+        [one.where.replace("*", ""), one.ours, one.verdict + (", after Holm too" if one in sure else ""), one.paper]
+        for one in answers
+    ]
+    end = 4 if any(one.paper for one in answers) else 3
+    table = markdown(("", "ours", "verdict", "paper")[:end], [row[:end] for row in rows])
+    return f"{CLAIMS[key].words}: **{counted(answers)}**.\n\n{table}"
+
+
+def later(found: Found) -> str:
+    """Seeds that were added to settle a difference, alone."""
+    sentences = []
+    for group in probed(found):
+        for row, _ in compared(group, "qare"):
+            added = {seed: value for seed, value in row.values("probe_accuracy").items() if seed > 10}
+            if gain := paired_difference(added, group.plain(row.base).values("probe_accuracy")):
+                words = f"{row.label}, {group.setting}: {gain.n} seeds were added later; alone they give {shown(gain)}."
+                sentences.append(words)
+    return text(*sentences)
+
+
+def terms(found: Found) -> str:
+    """What each set-level term adds, where others than QARe ran."""
+    columns = ("loss", "QARe", "alignment gap", "structural difference")
+    rows = [row for row in picked(differences(found), *columns) if any(row[2:])]
+    return markdown(columns, rows)
+
+
+def alone(found: Found) -> str:
+    """The losses without any term, beside the paper's."""
+    rows = []
+    for group in (group for group in probed(found) if not group.changed):
+        for row in (group.plain(base) for base in BASES):
+            if mean := row.mean("probe_accuracy"):
+                rows.append([f"{row.label}: {group.setting}", mean, paper_number(group, row), mean.n])
+    return markdown(("", "ours", "paper", "seeds"), rows)
+
+
+def weight(found: Found) -> str:
+    """Accuracy against QARe's weight."""
+    parts = []
+    for sweep in (sweep for group in probed(found) for sweep in sweeps(group)):
+        columns = ("weight of QARe", "difference to plain", "effective rank")
+        parts += [text(sweep_answer(sweep)), markdown(columns, picked(sweep_table(sweep), *columns))]
+    return "\n\n".join(parts)
+
+
+def ablation(found: Found) -> str:
+    """One change at a time."""
+    columns, parts = ("change", "weight", "difference to plain", "effective rank"), []
+    for group in filter(is_ablation, found):
+        parts += [text(ablation_answer(group)), markdown(columns, picked(ablation_table(group), *columns))]
+    return "\n\n".join(parts)
+
+
+def spectrum(found: Found) -> str:
+    """How flat the spectra are at the end."""
+    columns = ("effective rank", "effective rank of features")
+    rows: list[list[Cell]] = []
+    for group in (group for group in probed(found) if not group.changed):
+        rows += [[f"{name}: {group.setting}", *more] for name, *more in picked(looks_table(group), "loss", *columns)]
+    return markdown(("", *columns), rows)
+
+
+def changes(found: Found) -> str:
+    """What the baseline depends on."""
+    columns = ("method", "recipe", "compared to", "probe accuracy", "difference")
+    return markdown(columns, picked(changes_table(found), *columns))
+
+
+def missing(found: Found) -> str:
+    """How many rows of the paper's tables have runs."""
+    ran = {
+        (group.form, group.data, group.encoder): sum(1 for row in group.rows if row.runs and group.is_main(row))
+        for group in probed(found)
+        if not group.changed
+    }
+    rows = [
+        [f"{word(data)}, {word(encoder)}", *(f"{ran.get((form, data, encoder), 0)} of 9" for form in FORMS)]
+        for encoder, data in dict.fromkeys(key[:2] for key in CLASSIFICATION)
+    ]
+    matched = {(row.base, row.term) for group in found if group.data == "cuhk03" for row in group.rows if row.runs}
+    table = markdown(("rows of Tables 2 and 3 that ran", *(f"{form} form" for form in FORMS)), rows)
+    return f"{table}\n\nRows of Table 1 (CUHK-03) that ran: {len(matched & set(MATCHING))} of {len(MATCHING)}."
+
+
+def safe(found: Found) -> str:
+    """Whether the paper's safe weights help."""
+    return text(*(sweep_answer(sweep) for group in probed(found) for sweep in sweeps(group)))
+
+
+PLACES: dict[str, Callable[[Found], str]] = {
+    "answer": answer,
+    "speed": speed,
+    "counts": counts,
+    "claims": all_claims,
+    **{key: partial(one_claim, key) for key in CLAIMS},
+    "later": later,
+    "terms": terms,
+    "alone": alone,
+    "weight": weight,
+    "ablation": ablation,
+    "spectrum": spectrum,
+    "changes": changes,
+    "missing": missing,
+    "safe": safe,
+}
+
+
+def fill(words: str, found: Found) -> str:
+    """The text with every marked place filled."""
+    return PLACE.sub(lambda place: f"{place[1]}\n{PLACES[place[2]](found)}\n\n{place[3]}", words)
+
+
+def main() -> None:
+    """Fill all files."""
+    found = groups(collect(RESULTS)[0])
+    for path in (ROOT / name for name in FILES):
+        path.write_text(fill(path.read_text(), found))
+
+
+if __name__ == "__main__":
+    main()
