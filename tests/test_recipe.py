@@ -63,7 +63,7 @@ def test_what_is_missing_takes_its_default():
         ({"objective": None}, "expected an objective for method 'contrastive', got none"),
         ({"encoder": "os:getcwd"}, "files import nothing"),
         ({"epochs": "many"}, "expected epochs to be a whole number, got 'many'"),
-        ({"data": {"validation": -1}}, "expected validation of 0 or more"),
+        ({"data": {"validation": -1}}, "expected validation to be .* got -1"),
         ({"method": "matching", "data": {"validation": 5}}, "expected no validation for matching"),
     ],
 )
