@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
+import setwise as sw
 import setwise.register as register
 from setwise.registry import Registry, convert, load_entry_points, load_file, words
 
@@ -81,6 +82,8 @@ def test_a_name_is_taken_once_but_a_definition_may_come_again(shapes):
         assert shapes.make(f"cone-{cell}", size=3) == 6
     with pytest.raises(ValueError, match="a new name"):
         shapes("cone-1", about="Third.")(define("ideas"))
+    with pytest.raises(ValueError, match="a new name for the preset of views"):
+        sw.views.add_preset("flip", sw.views.Views(), about="Mine.")
 
 
 def test_a_name_of_ours_is_taken_before_our_own_is_imported():

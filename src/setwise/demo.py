@@ -84,8 +84,9 @@ def train(loss: nn.Module, left: Tensor, right: Tensor, *, seed: int, steps: int
 @torch.no_grad()
 def accuracy(model: nn.ModuleList, left: Tensor, right: Tensor) -> float:
     """Matching accuracy, averaged over disjoint sets of ``HELD_OUT_SET`` digits."""
-    sets = zip(left.split(HELD_OUT_SET), right.split(HELD_OUT_SET), strict=True)
-    values = [matching_accuracy(*embed(model, *pair)) for pair in sets if len(pair[0]) == HELD_OUT_SET]
+    starts = range(0, len(left) - HELD_OUT_SET + 1, HELD_OUT_SET)
+    sets = [(left[i : i + HELD_OUT_SET], right[i : i + HELD_OUT_SET]) for i in starts]
+    values = [matching_accuracy(*embed(model, *pair)) for pair in sets]
     return sum(values) / len(values)
 
 

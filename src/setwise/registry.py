@@ -101,7 +101,7 @@ class Registry(Mapping[str, Entry[T]]):
         """
 
         def add(make: F) -> F:
-            ours = make.__module__.startswith("setwise.")  # its module is part of the home, which is being imported
+            ours = str(make.__module__).startswith("setwise.")  # its module is part of the home, which is being imported
             before = (self._entries if ours else self._all()).get(name)
             if before is not None and not _same_origin(before.make, make):
                 raise ValueError(f"expected a new name for the {self.kind}, got {name!r}, which is registered already")
@@ -149,8 +149,10 @@ class Registry(Mapping[str, Entry[T]]):
 
 def _same_origin(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
     """Whether both are the same definition, or both come from a notebook or script, which may be run again."""
-    places = [(make.__module__, getattr(make, "__qualname__", repr(make))) for make in (one, other)]
-    return places[0] == places[1] or places[0][0] == places[1][0] == "__main__"
+    if one.__module__ == other.__module__ == "__main__":
+        return True
+    names = [getattr(make, "__qualname__", "<locals>") for make in (one, other)]  # a function's own makes many
+    return one.__module__ == other.__module__ and names[0] == names[1] and "<locals>" not in names[0]
 
 
 def nearest(name: object, names: Iterable[str], cutoff: float = 0.6) -> str:
