@@ -260,8 +260,8 @@ def test_terms_replace_the_recipes_and_keep_their_options(plan_of):
     assert none == ()
 
 
-def test_a_file_of_ones_own_adds_a_term(tmp_path, plan_of, monkeypatch, capsys):
-    monkeypatch.setattr(register.term, "_entries", dict(register.term._entries))
+@pytest.mark.usefixtures("registries")
+def test_a_file_of_ones_own_adds_a_term(tmp_path, plan_of, capsys):
     (tmp_path / "ideas.py").write_text(
         "import setwise as sw\n"
         "@sw.register.term('tight', about='Items are near.')\n"

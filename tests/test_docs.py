@@ -17,14 +17,12 @@ import yaml
 
 import setwise as sw
 import setwise.records as records
-import setwise.register as register
 from setwise import cli
 from setwise.checks import see
 from setwise.evaluation.export import export
 from setwise.losses.presets import PRESETS
 from setwise.paper.recipes import CELLS, recipe
 from setwise.recipe import Recipe, to_toml
-from setwise.registry import Registry
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
@@ -48,18 +46,7 @@ def python_blocks(path):
     return blocks(path.read_text(), "python")
 
 
-@pytest.fixture(autouse=True)
-def registries():
-    """What pages and commands register is forgotten afterwards."""
-    known = [x for x in vars(register).values() if isinstance(x, Registry)]
-    before = [dict(x._all()) for x in known]
-
-    def restore():
-        for one, entries in zip(known, before, strict=True):
-            one._entries = dict(entries)
-
-    yield restore
-    restore()
+pytestmark = pytest.mark.usefixtures("registries")
 
 
 def test_the_readme_example_runs(capsys):
@@ -142,7 +129,7 @@ def commands(text):
 
 
 @pytest.mark.parametrize("path", WRITTEN, ids=name_of)
-def test_commands_parse(path, parse, registries, tmp_path, monkeypatch):
+def test_commands_parse(path, parse, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("mine.toml").write_text(to_toml(recipe("paper/digits-conv4-simclr").tree()))
     Path("examples").symlink_to(ROOT / "examples")
@@ -151,7 +138,6 @@ def test_commands_parse(path, parse, registries, tmp_path, monkeypatch):
         if own := re.search(r"--use (\w+\.py)", command):
             Path(own[1]).write_text(f"import torch\nimport setwise as sw\n{registered}")
         parse(command)
-        registries()
 
 
 @pytest.mark.parametrize("path", [path for path in PAGES if blocks(path.read_text(), "toml")], ids=name_of)

@@ -10,9 +10,9 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
-import setwise as sw
 import setwise.register as register
 from setwise.registry import Registry, convert, load_entry_points, load_file, words
+from setwise.views.pipeline import Views, add_preset
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_a_name_is_taken_once_but_a_definition_may_come_again(shapes):
     with pytest.raises(ValueError, match="a new name"):
         shapes("cone-1", about="Third.")(define("ideas"))
     with pytest.raises(ValueError, match="a new name for the preset of views"):
-        sw.views.add_preset("flip", sw.views.Views(), about="Mine.")
+        add_preset("flip", Views(), about="Mine.")
 
 
 def test_a_name_of_ours_is_taken_before_our_own_is_imported():
@@ -111,8 +111,8 @@ def test_a_function_by_its_path_is_imported_only_if_a_person_says_so(shapes, tmp
             shapes.trust(wrong)
 
 
+@pytest.mark.usefixtures("registries")
 def test_files_and_entry_points_register(tmp_path, monkeypatch):
-    monkeypatch.setattr(register.term, "_entries", dict(register.term._entries))
     path = tmp_path / "ideas.py"
     path.write_text(
         "import setwise as sw\n"

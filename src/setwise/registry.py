@@ -101,7 +101,9 @@ class Registry(Mapping[str, Entry[T]]):
         """
 
         def add(make: F) -> F:
-            ours = str(make.__module__).startswith("setwise.")  # its module is part of the home, which is being imported
+            ours = str(make.__module__).startswith(
+                "setwise."
+            )  # its module is part of the home, which is being imported
             before = (self._entries if ours else self._all()).get(name)
             if before is not None and not _same_origin(before.make, make):
                 raise ValueError(f"expected a new name for the {self.kind}, got {name!r}, which is registered already")
