@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from rich.markdown import Markdown
 from rich.progress import Progress
-from rich.table import Table
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
@@ -26,6 +26,7 @@ from setwise.losses.modules import AssignmentLoss
 from setwise.losses.presets import presets
 from setwise.paper.recipes import recipe
 from setwise.report.page import Page
+from setwise.report.tables import Table
 from setwise.similarity import pairwise
 from setwise.terminal import visible
 from setwise.training.errors import Interrupted
@@ -95,12 +96,11 @@ def run(
 ) -> Results:
     """Train encoders and matchers, print what they reach, write a page into the folder ``out`` and the runs below."""
     console, began, cpu = Console(markup=False, emoji=False), time.perf_counter(), time.process_time()
-    losses: dict[str, nn.Module] = {}
-    for name, preset in NAMED.items():
-        losses |= {
-            name: presets(f"paper/matching-{preset}"),
-            f"{name} + QARe": presets(f"paper/matching-{preset}-qare"),
-        }
+    losses = {
+        name + suffix: presets(f"paper/matching-{preset}{end}")
+        for name, preset in NAMED.items()
+        for suffix, end in (("", ""), (" + QARe", "-qare"))
+    }
     losses |= {f"one-to-one {name}": loss for name, loss in ONE_TO_ONE.items()}
     jobs = [(name, n) for n in range(seed, seed + seeds) for name in ENCODERS]
     console.print(f"{len(jobs)} encoders and {len(losses)} matchers learn from handwritten digits: about a minute.")
@@ -119,13 +119,8 @@ def run(
         spent = f"{time.perf_counter() - began:.0f} s, {time.process_time() - cpu:.0f} s of them on the processor"
         tables = _tables(results)
         _write_page(out / PAGE, results, tables, _picture(models, *test), _details(results, steps=steps, spent=spent))
-    for caption, columns, rows, note in tables:
-        table = Table(title=caption, caption=note)
-        for i, column in enumerate(columns):
-            table.add_column(column, justify="right" if i else "left")
-        for row in rows:
-            table.add_row(*row)
-        console.print(table)
+    for table in tables:
+        console.print(Markdown(table.markdown()))
     console.print(f"{len(jobs)} encoders and {len(losses)} matchers in {spent}. {CAUTION}", highlight=False)
     console.print(f"The page with curves and pictures: {visible(str(out / PAGE))}", highlight=False, soft_wrap=True)
     return results
@@ -143,10 +138,7 @@ def _pretrain(out: Path, name: str, *, seed: int, epochs: int) -> dict[str, Any]
         raise Interrupted(error.signal, "the demo was stopped; `setwise demo` starts over") from error
 
 
-ShownTable = tuple[str, Sequence[str], Sequence[Sequence[str]], str]  # caption, columns, rows, note
-
-
-def _tables(results: Results) -> list[ShownTable]:
+def _tables(results: Results) -> list[Table]:
     def score(name: str, key: str) -> str:
         values = [100 * record["final"][key] for record in results.encoders[name]]
         spread = f" ({min(values):.1f}–{max(values):.1f})" if len(values) > 1 else ""
@@ -156,39 +148,37 @@ def _tables(results: Results) -> list[ShownTable]:
     seeds = len(results.encoders["SimCLR"])
     many = f"mean of {seeds} seeds, least and greatest in brackets" if seeds > 1 else "one seed"
     return [
-        (
-            "Encoders: held-out digits recognised, %",
+        Table(
+            "encoders",
             ("encoder", *SCORES.values()),
             [(name, *(score(name, key) for key in SCORES)) for name in ENCODERS],
+            "Encoders: held-out digits recognised, %",
             f"{many}; guessing 10. The untrained features are tiny, and the paper's probe takes them as they are: "
             "for the untrained encoder its neighbours are the fair measure",
         ),
-        (
-            "Halves: held-out digits matched, %",
+        Table(
+            "halves",
             ("loss", "pairwise", "with QARe"),
             [(name, matched[name], matched[f"{name} + QARe"]) for name in NAMED],
+            "Halves: held-out digits matched, %",
             f"one seed, QARe at the paper's weight; untrained {matched['untrained']}, guessing {100 / HELD_OUT_SET:g}. "
             "So few digits tell little of QARe: its gain in matching showed with 10,000 instances, see README",
         ),
-        (
-            "The same as one family: halves matched, %",
+        Table(
+            "family",
             ("assignments", *ONE_TO_ONE),
             [
                 ("row-wise", *(matched[name] for name in ("margin triplet", "InfoNCE", "SparseCLR"))),
                 ("one-to-one", *(matched[f"one-to-one {name}"] for name in ONE_TO_ONE)),
             ],
+            "The same as one family: halves matched, %",
             "rows: which assignments compete; columns: how the maximum over them is smoothed; row-wise these are the "
             "margin triplet, InfoNCE and SparseCLR",
         ),
     ]
 
 
-def _write_page(
-    path: Path, results: Results, tables: Sequence[ShownTable], picture: bytes | None, details: str
-) -> None:
-    def put(table: ShownTable) -> None:
-        page.table(table[1], table[2], caption=table[0], note=table[3])
-
+def _write_page(path: Path, results: Results, tables: Sequence[Table], picture: bytes | None, details: str) -> None:
     def curve(name: str, term: str) -> list[tuple[float, float]]:
         epochs = zip(*(record["epochs"] for record in results.encoders[name]), strict=True)
         return [(rows[0]["epoch"], sum(row[term] for row in rows) / len(rows)) for rows in epochs]
@@ -206,7 +196,7 @@ def _write_page(
         CAUTION,
     )
     page.heading("Encoders that learned without labels")
-    put(tables[0])
+    tables[0].onto(page)
     mean = "Mean over the seeds. " if len(first) > 1 else ""
     page.curves(
         "Pairwise term",
@@ -223,8 +213,8 @@ def _write_page(
         note=f"{mean}SimCLR alone does not compute it.",
     )
     page.heading("Which right half belongs to which left half?")
-    put(tables[1])
-    put(tables[2])
+    tables[1].onto(page)
+    tables[2].onto(page)
     if picture is None:
         page.text("The distances between halves are not drawn, since matplotlib is not installed.")
     else:

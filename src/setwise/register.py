@@ -13,23 +13,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from setwise.registry import Entry, Registry, load_entry_points, load_file
-
-__all__ = [
-    "called",
-    "data",
-    "encoder",
-    "load_entry_points",
-    "load_file",
-    "logger",
-    "loss",
-    "method",
-    "optimizer",
-    "schedule",
-    "table",
-    "term",
-    "views",
-]
+from setwise.registry import Entry as Entry
+from setwise.registry import Registry as Registry
+from setwise.registry import load_entry_points as load_entry_points
+from setwise.registry import load_file as load_file
 
 # ``given``: what the library fills in. ``home``: the room with our own entries.
 encoder: Registry[Any] = Registry("encoder", given=("channels",), home="setwise.encoders")  # nn.Module with .features
