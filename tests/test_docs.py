@@ -230,22 +230,12 @@ def test_errors_lead_to_pages_of_the_site_and_of_the_command_line(capsys):
         shown = capsys.readouterr().out
         assert len(shown.splitlines()) > 2, link
         assert "{#" not in shown
-
-
-def test_the_command_line_lists_its_pages(capsys):
     cli.main(["help"])
     listed = capsys.readouterr().out
     assert "errors#resume" in listed
     assert all(path.stem in listed for path in (ROOT / "docs" / "how-to").glob("*.md"))
     with pytest.raises(SystemExit, match="did you mean 'errors#resume'"):
         cli.main(["help", "errors#resum"])
-
-
-def test_an_error_ends_with_its_page():
-    with pytest.raises(ValueError, match=r"see `setwise help choose-beta`$"):
-        sw.presets("paper/simclr-qare")
-    with pytest.raises(ValueError, match=r"see `setwise help add-qare#rows`$"):
-        sw.InfoNCE()(torch.zeros(4, 2), torch.zeros(3, 2))
 
 
 def hooks():

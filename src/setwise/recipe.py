@@ -141,7 +141,7 @@ class Recipe:
                 name = path if path.count(".") > 1 else path.rpartition(".")[2]
                 check_number(value, name, least=LEAST.get(path), above=0 if path in POSITIVE else None)
         if data.split_seed >= 2**63:
-            raise ValueError(f"expected split_seed below 2^63, got {data.split_seed}")
+            raise ValueError(f"expected split_seed from 0 to 2^63 - 1, got {data.split_seed}")
         if data.instances is not None and not self.matched:
             advice = "--validation N keeps training images apart"
             raise ValueError(f"expected instances for matching only, got {data.instances}; {advice}")
