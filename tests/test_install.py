@@ -110,8 +110,8 @@ print(len(files("setwise.kernels").joinpath("eigh.cu").read_text()) > 1000)
 
 def test_its_command_works_outside_of_the_repository(installed):
     assert "A first walk" in outside(installed, sys.executable, installed / "bin" / "setwise", "--help")
-    said = outside(installed, sys.executable, "-m", "setwise.cli", "recipes", "digits-conv4-simclr")
-    assert "paper/digits-conv4-simclr-qare" in said.split()
+    listed = outside(installed, sys.executable, "-m", "setwise.cli", "recipes", "digits-conv4-simclr")
+    assert "paper/digits-conv4-simclr-qare" in listed.split()
     assert "--resume" in outside(installed, sys.executable, "-m", "setwise.cli", "help", "errors#resume")
 
 

@@ -35,7 +35,7 @@ def test_what_is_missing_takes_its_default():
 
 
 @pytest.mark.parametrize(
-    ("tree", "said"),
+    ("tree", "message"),
     [
         ({"epoch": 3}, "expected a field of a recipe, .*got 'epoch'; did you mean 'epochs'"),
         ({"encoder": "resnet-32"}, "did you mean 'resnet32'"),
@@ -65,8 +65,8 @@ def test_what_is_missing_takes_its_default():
         ({"method": "matching", "data": {"validation": 5}}, "expected no validation for matching"),
     ],
 )
-def test_what_is_wrong_is_told(tree, said):
-    with pytest.raises(ValueError, match=said):
+def test_what_is_wrong_raises(tree, message):
+    with pytest.raises(ValueError, match=message):
         Recipe.read(tree)
 
 

@@ -55,8 +55,8 @@ def test_a_family_has_members_by_name(shapes):
 
 
 def test_what_is_unknown_is_answered_with_the_nearest(shapes):
-    for wrong, said in (("bax", "did you mean 'box'"), ("zzz", "one of box, lens/, ball, got 'zzz'$")):
-        with pytest.raises(ValueError, match=said):
+    for wrong, message in (("bax", "did you mean 'box'"), ("zzz", "one of box, lens/, ball, got 'zzz'$")):
+        with pytest.raises(ValueError, match=message):
             shapes[wrong]
     with pytest.raises(ValueError, match="expected an option of 'box', .*got 'colur'; did you mean 'colour'"):
         shapes.make("box", {"colur": "red"}, size=1)

@@ -240,8 +240,8 @@ def _details(results: Results, *, steps: int, spent: str) -> str:
         f"commit     {record['commit']}",
         f"hardware   {record['hardware']['name']}, one thread",
     ]
-    for name, found in results.encoders.items():
-        for r in found:
+    for name, all_seeds in results.encoders.items():
+        for r in all_seeds:
             scores = ", ".join(f"{title} {100 * r['final'][key]:.1f} %" for key, title in SCORES.items())
             lines.append(f"{RUNS}/{ENCODERS[name]}/seed-{r['seed']}: {scores}")
     return "\n".join(lines)

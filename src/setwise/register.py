@@ -1,6 +1,6 @@
 """The registries: one for each kind of thing that a recipe or a command names.
 
-Each room adds its own entries where they are written. A user's file adds more, ``setwise pretrain --use ideas.py``:
+Each room registers its own entries. A user's file registers more, ``setwise pretrain --use ideas.py``:
 
     @sw.register.term("spread", about="Push all items apart.")
     def spread(z_a, z_b, *, scale: float = 1.0): ...
@@ -34,6 +34,6 @@ table: Registry[Any] = Registry("table", given=("runs",))  # -> Table
 
 
 def called(entry: Entry[Any], options: dict[str, Any]) -> Callable[..., Any]:
-    """A loss or term with its options: what the entry makes, or, if it is itself a function of (z_a, z_b), that."""
+    """A loss or term with its options: the entry itself if it is a function of (z_a, z_b), else what it makes."""
     itself = "z_a" in inspect.signature(entry.make).parameters
     return partial(entry.make, **options) if itself else entry.make(**options)

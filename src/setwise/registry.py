@@ -176,17 +176,17 @@ def _kind_of(default: object) -> Any:
 
 
 def _imported(name: str, kind: str) -> Callable[..., Any]:
-    """What "module:function" names."""
+    """The function that "module:function" names."""
     module, _, attribute = name.partition(":")
     try:
-        found = getattr(importlib.import_module(module), attribute)
+        function = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(
             f"expected the {kind} as module:function that can be imported, got {name!r} ({error})"
         ) from error
-    if not callable(found):
-        raise ValueError(f"expected {name!r} to be a function that makes the {kind}, got {type(found).__name__}")
-    return typing.cast(Callable[..., Any], found)
+    if not callable(function):
+        raise ValueError(f"expected {name!r} to be a function that makes the {kind}, got {type(function).__name__}")
+    return typing.cast(Callable[..., Any], function)
 
 
 def load_file(path: Path) -> None:
