@@ -139,7 +139,16 @@ def pretrain(
         chosen = chosen.changed({"data.source": os.path.abspath(source)})
     alone = not (dist.is_available() and dist.is_initialized())
     processes, where = join(runs.choose_device(device))
-    how = How(where, resume, processes, capture, checkpoint_seconds, tuple(loggers), quiet)  # type: ignore[arg-type]
+    more: Any = tuple(loggers)
+    how = How(
+        where,
+        resume=resume,
+        processes=processes,
+        capture=capture,
+        checkpoint_seconds=checkpoint_seconds,
+        loggers=more,
+        quiet=quiet,
+    )
     place = None if root is None else Path(root)
     try:
         runs.run_of(chosen)(chosen, folder, name=plan.title, seed=seed, how=how, root=place, evaluate=evaluate)

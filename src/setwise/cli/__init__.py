@@ -3,8 +3,6 @@
 A command imports what it needs when it is called: `setwise --help` does not wait for torch.
 """
 
-from __future__ import annotations
-
 import errno
 import io
 import os

@@ -1,7 +1,5 @@
 """`setwise bench qare` and `setwise bench step`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Literal
 

@@ -1,7 +1,5 @@
 """`setwise completion`."""
 
-from __future__ import annotations
-
 import typing
 from dataclasses import field, fields, make_dataclass
 from typing import Annotated, Any, Literal

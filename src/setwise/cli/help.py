@@ -1,7 +1,5 @@
 """`setwise help`."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import tyro

@@ -1,7 +1,5 @@
 """`setwise probe`."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import tyro

@@ -1,7 +1,5 @@
 """`setwise recipes`."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import tyro

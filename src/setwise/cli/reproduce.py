@@ -1,7 +1,5 @@
 """`setwise reproduce`."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
