@@ -41,6 +41,16 @@ def views() -> Callable[..., tuple[Tensor, Tensor]]:
     return make
 
 
+@pytest.fixture
+def registries(monkeypatch) -> None:
+    """What the test registers is gone after it."""
+    import setwise.register as register
+
+    for registry in vars(register).values():
+        if isinstance(registry, register.Registry):
+            monkeypatch.setattr(registry, "_entries", dict(registry._all()))
+
+
 @pytest.fixture(scope="session")
 def browser() -> str:
     """Chromium's command."""

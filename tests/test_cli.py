@@ -12,15 +12,19 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
 
+import setwise.front as front
 import setwise.register as register
 from setwise import demo
 from setwise.bench.step import RECIPES, _steps_of_run
 from setwise.cli import main
-from setwise.cli.training import RunArguments, divide
+from setwise.cli.pretrain import Options, parse
 from setwise.paper.recipes import recipe
 from setwise.recipe import flat
+
+QARE = "released/digits-conv4-simclr-qare"
 
 
 def test_demo_learns_and_leaves_a_page(tmp_path, capsys, monkeypatch):
@@ -28,21 +32,18 @@ def test_demo_learns_and_leaves_a_page(tmp_path, capsys, monkeypatch):
     found = demo.run(out=out, seeds=1, epochs=3, steps=40)
     probe = {name: runs[0]["final"]["probe_accuracy"] for name, runs in found.encoders.items()}
     assert probe["untrained"] < 0.5
-    assert probe["SimCLR"] > 0.6
-    assert probe["SimCLR + QARe"] > 0.6
+    assert min(probe["SimCLR"], probe["SimCLR + QARe"]) > 0.6
     assert found.matching["untrained"] < 0.05
     assert found.matching["InfoNCE"] > 0.1
     assert found.matching["one-to-one entropic"] > 0.15
     printed, page = capsys.readouterr().out, (out / "index.html").read_text()
-    share = f"{100 * found.matching['InfoNCE']:.1f}"
     for text in (printed, page):
-        assert "no evidence" in text
-        assert text.count(share) >= 2  # in the table of losses and in the grid
+        assert text.count(f"{100 * found.matching['InfoNCE']:.1f}") >= 2  # in the table of losses and in the grid
         assert f"{100 * probe['SimCLR + QARe']:.1f}" in text
     assert "data:image/png;base64," in page
-    terms = found.encoders["SimCLR + QARe"][0]["epochs"]
-    assert f"3,{terms[2]['pairwise']:.5g}" in page
-    assert f"3,{terms[2]['regularizer']:.5g}" in page
+    last = found.encoders["SimCLR + QARe"][0]["epochs"][2]
+    assert f"3,{last['pairwise']:.5g}" in page
+    assert f"3,{last['regularizer']:.5g}" in page
 
     # A second one takes away the runs of the first and nothing else; it goes without matplotlib too.
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
@@ -50,7 +51,6 @@ def test_demo_learns_and_leaves_a_page(tmp_path, capsys, monkeypatch):
     mine.write_text("keep me")
     demo.run(out=out, seed=2, seeds=1, epochs=1, steps=1)
     page = (out / "index.html").read_text()
-    assert "matplotlib is not installed" in page
     assert "<img" not in page
     assert "runs/simclr/seed-2" in page
     assert [path.name for path in mine.parent.iterdir()] == ["notes.txt"]
@@ -58,14 +58,12 @@ def test_demo_learns_and_leaves_a_page(tmp_path, capsys, monkeypatch):
     assert (out / "runs" / "simclr" / "seed-2" / "record.json").exists()
 
 
-def test_demo_keeps_off_what_it_did_not_write(tmp_path):
-    for name in ("index.html", "runs"):
-        out = tmp_path / name / "out"
-        out.mkdir(parents=True)
-        (out / name).write_text("mine")
-        with pytest.raises(SystemExit, match=f"expected a new folder or one of an earlier demo.* {name} .*--out"):
-            main(["demo", "--out", str(out)])
-        assert [path.name for path in out.iterdir()] == [name]
+@pytest.mark.parametrize("name", ["index.html", "runs"])
+def test_demo_keeps_off_what_it_did_not_write(tmp_path, name):
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(SystemExit, match=f"expected a new folder.* {name} .*--out"):
+        main(["demo", "--out", str(tmp_path)])
+    assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 @pytest.mark.parametrize(
@@ -83,63 +81,37 @@ def test_version(capsys):
 
 COMPLETE = """
 source "$1"; shift
-complete -p setwise >&2
-COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=()
-_tyro_setwise
-printf '%s\\n' "${COMPREPLY[@]}"
+for typed; do
+  COMP_WORDS=($typed); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); COMPREPLY=()
+  _tyro_setwise
+  echo "${COMPREPLY[@]}"
+done
 """
 
 
-@pytest.fixture(scope="module")
-def bash_script(tmp_path_factory):
-    run = subprocess.run([sys.executable, "-m", "setwise.cli", "completion", "bash"], capture_output=True, check=True)
-    path = tmp_path_factory.mktemp("completion") / "setwise.bash"
-    path.write_bytes(run.stdout)
-    subprocess.run(["bash", "-n", path], check=True)
-    return path
-
-
-@pytest.mark.parametrize(
-    ("typed", "offered"),
-    [
-        ("setwise pre", {"pretrain"}),
-        ("setwise data fe", {"fetch"}),
-        ("setwise reproduce table1 --dr", {"--dry-run"}),
-        ("setwise pretrain --objective.temp", {"--objective.temperature"}),
-        ("setwise pretrain --ter", {"--term"}),
-        ("setwise pretrain --lr", {"--lr"}),
-        ("setwise pretrain --encoder resnet3", {"resnet32", "resnet34"}),
-        (
-            "setwise pretrain --recipe released/digits-conv4-simc",
-            {"released/digits-conv4-simclr", "released/digits-conv4-simclr-qare"},
-        ),
-        ("setwise match --recipe paper/digits-conv4", set()),
-    ],
-)
-def test_bash_completes(bash_script, typed, offered):
-    run = subprocess.run(
-        ["bash", "--norc", "-c", COMPLETE, "bash", bash_script, *typed.split()], capture_output=True, text=True
-    )
-    assert "complete -F" in run.stderr
-    assert set(run.stdout.split()) == offered
-
-
-@pytest.mark.parametrize(("shell", "words"), [("zsh", "#compdef setwise"), ("fish", "complete --no-files --command")])
-def test_scripts_for_other_shells(shell, words, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        main(["completion", shell])
-    assert not stopped.value.code
-    assert words in capsys.readouterr().out
-
-
-def test_the_help_of_every_command_says_what_it_does(capsys):
-    commands = re.findall(r"• (\w+)", (said := help_of([], capsys)))
-    assert {"demo", "data", "pretrain", "probe", "match", "reproduce", "bench", "report", "export"} <= set(commands)
-    assert "A first walk" in said
-    for command in commands:
-        usage, what = help_of([command], capsys).split("\n\n")[:2]
-        assert f"setwise {command}" in usage
-        assert re.match(r"[A-Z].{20,}", what), command
+def test_shells_complete(tmp_path, capsys):
+    for shell, start in (("bash", "_tyro_setwise"), ("zsh", "#compdef setwise"), ("fish", "complete --no-files")):
+        with pytest.raises(SystemExit) as stopped:
+            main(["completion", shell])
+        assert not stopped.value.code
+        script = capsys.readouterr().out
+        assert start in script
+        (tmp_path / shell).write_text(script)
+    offered = {
+        "setwise pre": "pretrain",
+        "setwise data fe": "fetch",
+        "setwise reproduce table1 --dr": "--dry-run",
+        "setwise pretrain --objective.temp": "--objective.temperature",
+        "setwise pretrain --ter": "--term",
+        "setwise pretrain --lr": "--lr",
+        "setwise pretrain --logger tens": "tensorboard",
+        "setwise pretrain --encoder resnet3": "resnet32 resnet34",
+        f"setwise pretrain --recipe {QARE.removesuffix('-qare')}": f"{QARE.removesuffix('-qare')} {QARE}",
+        "setwise match --recipe paper/digits-conv4": "",
+    }
+    command = ["bash", "--norc", "-c", COMPLETE, "bash", str(tmp_path / "bash"), *offered]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert [" ".join(sorted(line.split())) for line in run.stdout.splitlines()] == list(offered.values())
 
 
 def help_of(command, capsys):
@@ -150,55 +122,78 @@ def help_of(command, capsys):
     return capsys.readouterr().out
 
 
+def test_the_help_of_every_command_says_what_it_does(capsys):
+    commands = re.findall(r"• (\w+)", help_of([], capsys))
+    assert {"demo", "data", "pretrain", "probe", "match", "reproduce", "bench", "report", "export"} <= set(commands)
+    for command in commands:
+        usage, what = help_of([command], capsys).split("\n\n")[:2]
+        assert f"setwise {command}" in usage
+        assert re.match(r"[A-Z].{20,}", what), command
+
+
 def test_the_help_of_a_recipe_has_a_line_for_every_field(capsys):
-    found = recipe("released/digits-conv4-simclr-qare")
-    lines = help_of(["pretrain", "--recipe", "released/digits-conv4-simclr-qare", "--epochs", "7"], capsys).splitlines()
+    found = recipe(QARE)
+    lines = help_of(["pretrain", "--recipe", QARE, "--epochs", "7"], capsys).splitlines()
     shown = {line.split()[0]: line for line in lines if line.startswith("  --")}
     for path in flat(found.tree()):
         option = "--data" if path == "data.source" else f"--{path.replace('_', '-')}"
         assert path == "about" or option.removesuffix(".name").removesuffix(".preset") in shown, path
-    assert found.about in " ".join(lines)
     assert shown["--objective.temperature"].split()[1] == "0.5"
     assert shown["--epochs"].split()[1] == "7"
     assert "dense, lowrank" in shown["--objective.terms.qare.spectrum"]
-    for name, entries in (("--encoder", register.encoder), ("--objective.loss", register.loss)):
+    for name, entries in (
+        ("--encoder", register.encoder),
+        ("--objective.loss", register.loss),
+        ("--logger", register.logger),
+        ("--logger.OPTION", register.logger["wandb"].options),
+    ):
         assert all(entry in shown[name] for entry in entries)
-    for one in fields(RunArguments):
+    for one in fields(Options):
         assert {f"--{one.name.replace('_', '-')}", f"--no-{one.name}"} & set(shown)
     assert all(len(line.split()) > 2 for line in shown.values())
 
 
-def test_a_command_line_is_divided():
-    words = divide(
-        shlex.split("photos --seed 3 --lr=0.5 --no-evaluate --use a.py b.py --resume --term gap=10 --use c.py")
+def test_a_command_line_is_sorted():
+    line = parse(
+        shlex.split("photos --seed 3 --lr=0.5 --no-evaluate --use a.py b.py --resume --term gap=10 --use c.py --root r")
     )
-    assert words.run == {
-        "seed": 3,
-        "evaluate": False,
-        "use": (Path("a.py"), Path("b.py"), Path("c.py")),
-        "resume": True,
-    }
-    assert words.changes == {"data.source": "photos", "lr": "0.5"}
-    assert words.terms == [{"term": "gap", "weight": "10"}]
-    words = divide(shlex.split("--drop-last --no-center --shift -1 --term none --term qare --out o"))
-    assert words.changes == {"drop_last": "true", "center": "false", "shift": "-1"}
-    assert words.terms == [{"term": "qare"}]
-    assert words.run == {"out": Path("o")}
-    assert divide(["--resume=false"]).run == {"resume": False}
+    use = (Path("a.py"), Path("b.py"), Path("c.py"))
+    assert line.options == {"seed": 3, "evaluate": False, "use": use, "resume": True, "root": Path("r")}
+    assert line.changes == {"data.source": "photos", "lr": "0.5"}
+    assert line.terms == {"gap": "10"}
+    line = parse(shlex.split("--drop-last --no-center --shift -1 --term gap --term none --term qare --resume=false"))
+    assert line.changes == {"drop_last": "true", "center": "false", "shift": "-1"}
+    assert line.terms == {"qare": None}
+    assert line.options == {"resume": False}
+    line = parse(shlex.split("--logger csv wandb --logger.project mine --logger.mode=online --logger tensorboard"))
+    assert line.loggers == [
+        {"name": "csv"},
+        {"name": "wandb", "project": "mine", "mode": "online"},
+        {"name": "tensorboard"},
+    ]
 
 
 @pytest.mark.parametrize(
-    ("typed", "said"),
+    ("typed", "message"),
     [
         ("--seed x", "expected --seed to be a whole number, got 'x'"),
         ("--seed", "expected a value after --seed, got none"),
-        ("--temprature 1", "got 'temprature'; did you mean 'temperature'"),
+        ("--seedd 3", "did you mean '--seed'"),
+        ("--logge csv", "did you mean '--logger'"),
+        ("--chekpoint-seconds 3", "did you mean '--checkpoint-seconds'"),
+        ("--temprature 1", "got '--temprature'; did you mean '--temperature'"),
+        ("--zzzzz 1", "--help"),
         ("--encoder resnt32", "did you mean 'resnet32'"),
         ("--lr x", "expected lr to be a number, got 'x'"),
         ("--epochs", "expected epochs to be a whole number"),
-        ("--term", "expected --term NAME=WEIGHT"),
+        ("--term", "expected a value after --term"),
         ("--term qaer=1", "did you mean 'qare'"),
         ("--term qare=x", "expected weight to be a number, got 'x'"),
+        ("--term qare=1 --term qare=2", "qare twice"),
+        ("--logger tensorbord", "did you mean 'tensorboard'"),
+        ("--logger wandb --logger.projct mine", "did you mean 'project'"),
+        ("--logger.project mine", "expected --logger NAME before --logger.project"),
+        ("--logger", "expected a value after --logger"),
         ("--beta 1", "expected --term qare=WEIGHT, got --beta"),
         ("-x", "got '-x' too"),
         ("one two", "one source of data, got 'two' too"),
@@ -209,66 +204,87 @@ def test_a_command_line_is_divided():
         ("--encoder no_such_module:net", "can be imported"),
     ],
 )
-def test_a_bad_option_is_one_line(typed, said):
+def test_a_bad_option_is_one_line(typed, message):
     with pytest.raises(SystemExit) as stopped:
         main(["pretrain", *typed.split()])
-    assert re.fullmatch(f"setwise: .*{re.escape(said)}.*", stopped.value.code)
+    assert re.fullmatch(f"setwise: .*{re.escape(message)}.*", stopped.value.code)
+
+
+class Stop(BaseException):
+    """The run would begin now."""
 
 
 @pytest.fixture
-def runs(monkeypatch):
-    """What the command line would train by."""
-    met = []
-    monkeypatch.setattr(
-        "setwise.cli.training._run", lambda recipe, name, place, given: met.append((recipe, name, given))
-    )
-    return met
+def plan_of(monkeypatch):
+    """What a command would run, and its options."""
+    calls = []
+
+    def pretrain(*, recipe, **options):
+        calls.append((recipe, options))
+        raise Stop
+
+    monkeypatch.setattr(front, "pretrain", pretrain)
+
+    def plan_of(*words):
+        with pytest.raises(Stop):
+            main(["pretrain", *words])
+        return calls.pop()
+
+    return plan_of
 
 
-def test_a_recipe_is_printed_edited_and_given_back(tmp_path, capsys, runs):
+def test_a_recipe_is_printed_edited_and_given_back(tmp_path, capsys, plan_of):
     main(["recipes", "paper/digits-conv4-simclr-qare"])
     text = capsys.readouterr().out
     mine = tmp_path / "mine.toml"
     mine.write_text(text.replace("temperature = 0.05", "temperature = 0.1"))
-    main(["pretrain", "--recipe", str(mine), "--lr", "0.5", "--seed", "3"])
-    (found, name, given), named = runs[0], recipe("paper/digits-conv4-simclr-qare")
-    assert found == named.changed({"objective.temperature": 0.1, "optimizer.lr": 0.5})
-    assert (name, given.seed) == (f"{mine} (changed)", 3)
+    plan, options = plan_of("--recipe", str(mine), "--lr", "0.5", "--seed", "3", "--logger", "csv")
+    named = recipe("paper/digits-conv4-simclr-qare")
+    assert plan.recipe == named.changed({"objective.temperature": 0.1, "optimizer.lr": 0.5})
+    assert (plan.title, plan.name) == (f"{mine} (changed)", str(mine).removesuffix(".toml"))
+    assert (options["seed"], options["loggers"]) == (3, ["csv"])
+    assert plan_of("--logger", "csv", "wandb", "--logger.project", "x")[1]["loggers"] == [
+        "csv",
+        {"name": "wandb", "project": "x"},
+    ]
     mine.write_text("temperature = ")
     with pytest.raises(SystemExit, match="expected a recipe in TOML"):
         main(["pretrain", "--recipe", str(mine)])
 
 
-def test_terms_replace_the_recipes_and_keep_their_options(runs):
-    name = "released/digits-conv4-simclr-qare"
-    main(["pretrain", "--recipe", name, "--term", "qare=0.25"])
-    main(["pretrain", "--recipe", name, "--term", "gap=10", "--term", "frobenius"])
-    main(["pretrain", "--recipe", name, "--term", "none"])
-    weighed, others, none = (found.objective.terms for found, *_ in runs)
-    assert [weighed[0]] == [replace(recipe(name).objective.terms[0], weight=0.25)]
+def test_terms_replace_the_recipes_and_keep_their_options(plan_of):
+    words = (["--term", "qare=0.25"], ["--term", "gap=10", "--term", "frobenius"], ["--term", "none"])
+    weighed, others, none = (plan_of("--recipe", QARE, *one)[0].recipe.objective.terms for one in words)
+    assert [weighed[0]] == [replace(recipe(QARE).objective.terms[0], weight=0.25)]
     assert [(one.term.name, one.weight) for one in others] == [("gap", 10.0), ("frobenius", 1.0)]
     assert none == ()
 
 
-def test_a_file_of_ones_own_adds_a_term(tmp_path, runs, monkeypatch, capsys):
-    monkeypatch.setattr(register.term, "_entries", dict(register.term._entries))
+@pytest.mark.usefixtures("registries")
+def test_a_file_of_ones_own_adds_a_term(tmp_path, plan_of, capsys):
     (tmp_path / "ideas.py").write_text(
         "import setwise as sw\n"
         "@sw.register.term('tight', about='Items are near.')\n"
         "def tight(z_a, z_b, *, power: float = 2.0): return (z_a - z_b).abs().pow(power).mean()\n"
     )
-    main(["pretrain", "--use", str(tmp_path / "ideas.py"), "--term", "tight=2", "--power", "3"])
-    assert runs[0][0].objective.terms[0].term["power"] == 3.0
-    main(["recipes"])
+    plan, _ = plan_of("--use", str(tmp_path / "ideas.py"), "--term", "tight=2", "--power", "3")
+    assert plan.recipe.objective.terms[0].term["power"] == 3.0
+    main(["recipes", "--use", str(tmp_path / "ideas.py")])
     assert "tight" in capsys.readouterr().out
 
 
 def test_recipes_say_what_there_is_to_choose_from(capsys):
     main(["recipes"])
-    said = capsys.readouterr().out
+    listed = capsys.readouterr().out
     for kind in ("method", "loss", "term", "encoder", "views", "optimizer", "schedule", "logger"):
-        assert all(f"  {entry.name:24} {entry.about}" in said for entry in getattr(register, kind).values())
-    assert len(said.splitlines()) < 100
+        assert all(f"  {entry.name:24} {entry.about}" in listed for entry in getattr(register, kind).values())
+    assert len(listed.splitlines()) < 100
+    main(["recipes", "DIGITS-conv4-simclr"])
+    names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert "paper/digits-conv4-simclr-qare" in names
+    assert all("digits-conv4-simclr" in name for name in names)
+    with pytest.raises(SystemExit, match="got 'nothing'"):
+        main(["recipes", "nothing"])
 
 
 def test_help_does_not_wait_for_torch():
@@ -281,61 +297,64 @@ def test_help_does_not_wait_for_torch():
     assert (run.stdout, run.stderr) == ("setwise.losses.functional\n", "")
 
 
-def test_output_that_nobody_reads_is_no_error():
-    command = [sys.executable, "-m", "setwise.cli", "recipes"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        process.stdout.close()
-        assert process.stderr.read() == ""
-    assert process.returncode == 0
+def test_output_that_nobody_reads_is_no_error(tmp_path):
+    # Nobody reads the output of a run any more: it goes on.
+    for words in (["recipes"], ["match", "--epochs", "2", "--out", str(tmp_path)]):
+        command = [sys.executable, "-m", "setwise.cli", *words]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            process.stdout.close()
+            assert "Error" not in process.stderr.read()
+        assert process.returncode == 0
+    assert (tmp_path / "record.json").exists()
 
 
-@pytest.mark.parametrize("words", [["--help"], ["recipes", "zz\u00e9"]])
-def test_a_terminal_without_a_letter_gets_another_one(words):
+def test_a_terminal_without_a_letter_gets_another_one():
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}
-    command = [sys.executable, "-m", "setwise.cli", *words]
+    command = [sys.executable, "-m", "setwise.cli", "recipes", "zz\u00e9"]
     run = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    assert "Traceback" not in run.stderr
-    assert "Error" not in run.stderr
-    assert run.returncode == (words != ["--help"])
-
-
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full here")
-@pytest.mark.parametrize("words", [["recipes"], ["data", "list"]])
-def test_output_that_cannot_be_written_is_a_line_and_no_traceback(words):
-    command = [sys.executable, "-m", "setwise.cli", *words]
-    with open("/dev/full", "w") as full:
-        run = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
     assert run.returncode == 1
     assert re.fullmatch("setwise: expected .*\n", run.stderr)
 
 
-def test_a_run_goes_on_when_nobody_reads_its_output_any_more(tmp_path):
-    command = [sys.executable, "-m", "setwise.cli", "match", "--epochs", "2", "--out", str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
-        process.stdout.close()
-    assert process.returncode == 0
-    assert (tmp_path / "record.json").exists()
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full here")
+def test_output_that_cannot_be_written_is_a_line_and_no_traceback():
+    with open("/dev/full", "w") as full:
+        run = subprocess.run(
+            [sys.executable, "-m", "setwise", "recipes"], stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    assert run.returncode == 1
+    assert re.fullmatch("setwise: expected .*\n", run.stderr)
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "message"),
     [
-        (OSError(errno.ENOSPC, "No space left on device"), "setwise: expected space to write, got a full disk; free"),
-        (KeyboardInterrupt(), "setwise: stopped; the same command, with --resume where it has one, goes on"),
+        (OSError(errno.ENOSPC, "No space left on device"), "setwise: expected space to write, got a full disk"),
+        (KeyboardInterrupt(), "setwise: stopped"),
         (ModuleNotFoundError("expected onnx, got none"), "setwise: expected onnx, got none"),
-        (IsADirectoryError(21, "Is a directory", "o"), "setwise: expected to use o, got: Is a directory; give another"),
+        (IsADirectoryError(21, "Is a directory", "o"), "setwise: expected to use o, got: Is a directory"),
         (FileNotFoundError("expected a folder x, got none"), "setwise: expected a folder x, got none"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried"), "setwise: out of memory"),
     ],
 )
-def test_what_goes_wrong_is_a_line_and_no_traceback(error, said, monkeypatch, capsys):
+def test_what_goes_wrong_is_a_line_and_no_traceback(error, message, monkeypatch, capsys):
     def fail(*_, **__):
         raise error
 
-    monkeypatch.setattr("setwise.runs.pretraining.export", fail)
+    monkeypatch.setattr("setwise.runs.export", fail)
     with pytest.raises(SystemExit) as stopped:
         main(["export", "nowhere"])
     words = capsys.readouterr().err if stopped.value.code == 130 else stopped.value.code
-    assert words.startswith(said)
+    assert words.startswith(message)
+
+
+def test_a_mistake_of_ours_is_a_traceback(monkeypatch):
+    def fail(*_, **__):
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("setwise.runs.export", fail)
+    with pytest.raises(RuntimeError, match="a bug"):
+        main(["export", "nowhere"])
 
 
 def test_bench_qare_measures_and_draws(tmp_path):
@@ -348,17 +367,20 @@ def test_bench_qare_measures_and_draws(tmp_path):
     assert (tmp_path / "bench-qare.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_bench_says_before_it_measures_what_it_cannot(tmp_path):
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("qare --sizes 0", "expected batch sizes of at least 1, got .0"),
+        ("qare --sizes", "expected batch sizes of at least 1, got"),
+        ("qare --out FILE", "expected to use .*file"),
+        ("step --out FILE", "expected to use .*file"),
+        ("step --concurrent 0", "expected concurrent to be"),
+    ],
+)
+def test_bench_says_before_it_measures_what_it_cannot(tmp_path, words, message):
     (tmp_path / "file").touch()
-    for words, said in (
-        (["qare", "--sizes", "0"], "expected batch sizes of at least 1, got .0"),
-        (["qare", "--sizes"], "expected batch sizes of at least 1, got"),
-        (["qare", "--out", str(tmp_path / "file")], "expected to use .*file"),
-        (["step", "--out", str(tmp_path / "file")], "expected to use .*file"),
-        (["step", "--concurrent", "0"], "expected concurrent to be"),
-    ):
-        with pytest.raises(SystemExit, match=said):
-            main(["bench", *words, "--device", "cpu"])
+    with pytest.raises(SystemExit, match=message):
+        main(["bench", *words.replace("FILE", str(tmp_path / "file")).split(), "--device", "cpu"])
 
 
 def test_runs_an_hour_are_of_the_recipes_steps():
@@ -378,18 +400,17 @@ def test_bench_step_measures_a_step_with_and_without_qare(tmp_path, capsys):
     assert "an epoch" in " ".join(capsys.readouterr().out.split())
 
 
-def test_bench_step_measures_other_methods(tmp_path, capsys, monkeypatch):
+def test_bench_step_measures_other_methods(tmp_path, monkeypatch):
     met = []
     monkeypatch.setattr("setwise.bench.step.epoch_seconds", lambda recipe, data, device: met.append(recipe) or 0.5)
-    command = ["bench", "step", "--encoders", "conv4", "matching", "--device", "cpu", "--seconds", "0", "--methods"]
     monkeypatch.setattr("setwise.bench.step.ours", lambda *given: [1.0])
+    command = ["bench", "step", "--encoders", "conv4", "matching", "--device", "cpu", "--seconds", "0", "--methods"]
     main([*command, "--no-compare", "--out", str(tmp_path)])
     rows = json.loads((tmp_path / "bench-step.json").read_text())["encoders"]
     methods = ["supervised", "rotation", "deepcluster", "deepinfomax"]
     assert rows["conv4"]["methods"] == {f"paper/cifar10-conv4-{name}": 0.5 * 50_000 / 2000 for name in methods}
     assert rows["matching"]["methods"] == {}
     assert [it.method.name for it in met] == ["contrastive", *methods, "matching"]
-    assert "an epoch of other methods: supervised 12.50 s, rotation" in " ".join(capsys.readouterr().out.split())
 
 
 def test_data_preview_draws_images_beside_their_views(tmp_path, capsys):
@@ -397,38 +418,19 @@ def test_data_preview_draws_images_beside_their_views(tmp_path, capsys):
     main(["data", "preview", "digits", "--images", "3", "--columns", "2", "--out", str(out)])
     assert str(out) in capsys.readouterr().out
     with Image.open(out) as sheet:
-        assert sheet.height > 3 * 96
-        assert sheet.width > 3 * 96
+        assert min(sheet.size) > 3 * 96
         assert len(sheet.getcolors(2**24)) > 10
     with pytest.raises(SystemExit, match="expected .*cifar10.*fetch"):
         main(["data", "preview", "cifar10", "--root", str(tmp_path)])
 
 
-def test_nothing_to_reproduce_is_told():
-    with pytest.raises(SystemExit, match="expected what to reproduce, got nothing"):
-        main(["reproduce"])
-
-
-@pytest.mark.parametrize("seeds", [["--seeds", "1,2"], ["--seeds", "1", "2"], ["--seeds", "1,2,"]])
+@pytest.mark.parametrize("seeds", ["1,2", "1 2"])
 def test_lists_with_commas_or_without(tmp_path, capsys, seeds):
-    words = ["reproduce", "table3", "--dry-run", "--results", str(tmp_path / "a,b"), *seeds]
-    if seeds[-1].endswith(","):
-        with pytest.raises(SystemExit):
-            main(words)
-        return
+    words = ["reproduce", "table3", "--dry-run", "--results", str(tmp_path / "a,b"), "--seeds", *seeds.split()]
     main([*words, "--only", "released/cifar10-conv4-simclr/,paper/cifar10-conv4-simclr/"])
     assert capsys.readouterr().out.count("a,b/runs/") == 4
-
-
-def test_recipes_are_found_by_a_part_of_their_name(capsys):
-    main(["recipes", "digits-conv4-simclr"])
-    found = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
-    assert "paper/digits-conv4-simclr-qare" in found
-    assert all("digits-conv4-simclr" in name for name in found)
-    main(["recipes", "DIGITS-conv4-simclr"])
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == found
-    with pytest.raises(SystemExit, match="expected the name of a recipe, got 'nothing'.*`setwise recipes` lists"):
-        main(["recipes", "nothing"])
+    with pytest.raises(SystemExit, match="expected what to reproduce"):
+        main(["reproduce"])
 
 
 def test_records_that_are_missing_in_the_end_are_the_exit_status(tmp_path, capsys, monkeypatch):

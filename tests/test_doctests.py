@@ -48,10 +48,10 @@ class Near(doctest.OutputChecker):
 @pytest.mark.parametrize("name", sorted(EXAMPLES))
 def test_the_example_is_true(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    said = []
+    report = []
     runner = doctest.DocTestRunner(checker=Near(), verbose=False)
-    runner.run(EXAMPLES[name], out=said.append, clear_globs=False)
-    assert not runner.failures, "".join(said)
+    runner.run(EXAMPLES[name], out=report.append, clear_globs=False)
+    assert not runner.failures, "".join(report)
 
 
 @pytest.mark.parametrize("name", sorted(PUBLIC))

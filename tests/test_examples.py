@@ -18,22 +18,19 @@ from torch import nn
 import setwise as sw
 import setwise.records as records
 import setwise.register as register
-import setwise.training.loop  # the library has registered its own before a test does
 from setwise.cli import main
-from setwise.recipe import Recipe
-from setwise.registry import Registry
 from setwise.training import checkpoint
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
-def said(name: str, capsys: pytest.CaptureFixture[str]) -> str:
+def output_of(name: str, capsys: pytest.CaptureFixture[str]) -> str:
     runpy.run_path(str(EXAMPLES / name), run_name="__main__")
     return capsys.readouterr().out
 
 
 def test_own_loop_learns(capsys):
-    out = said("own_loop.py", capsys)
+    out = output_of("own_loop.py", capsys)
     losses = [float(x) for x in re.findall(r"loss (\d+\.\d+)", out)]
     assert len(losses) == 8
     assert losses[-1] < losses[0]
@@ -41,14 +38,14 @@ def test_own_loop_learns(capsys):
 
 
 def test_structure_repairs_what_pairs_get_wrong(capsys):
-    out = said("matching_sets.py", capsys)
+    out = output_of("matching_sets.py", capsys)
     right = [float(x) for x in re.findall(r"(\d+\.\d+)% right", out)]
     assert right[0] < 70  # pairs alone
     assert max(right[2:]) > 95
 
 
 def test_halves_of_digits_find_each_other(capsys):
-    out = said("digit_halves.py", capsys)
+    out = output_of("digit_halves.py", capsys)
     matched = [float(x) for x in re.findall(r"(\d+\.\d+)% of \d+ halves matched", out)]
     chance = float(re.findall(r"Chance is (\d+\.\d+)%", out)[0])
     assert len(matched) == 3
@@ -59,18 +56,12 @@ def test_halves_of_digits_find_each_other(capsys):
 
 
 @pytest.fixture
-def pretrain(monkeypatch) -> Callable[..., tuple[dict[str, Any], dict[str, torch.Tensor]]]:
+def pretrain(registries) -> Callable[..., tuple[dict[str, Any], dict[str, torch.Tensor]]]:
     """Train on digits with an example's file; the record, and the tensors of the checkpoint."""
-    for registry in vars(register).values():
-        if isinstance(registry, Registry):  # what a test registers is gone after it
-            monkeypatch.setattr(registry, "_entries", dict(registry._entries))
-    used = set()
 
     def run(out: Path, example: str, *words: object) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        use = ["--use", str(EXAMPLES / example)] if example not in used else []
-        used.add(example)
-        quick = ["--device", "cpu", "--quiet", "--probe.epochs", "1"]
-        main(["pretrain", *use, *quick, "--out", str(out), *map(str, words)])
+        quick = ["--use", str(EXAMPLES / example), "--device", "cpu", "--quiet", "--probe.epochs", "1"]
+        main(["pretrain", *quick, "--out", str(out), *map(str, words)])
         return records.read(out), checkpoint.load(out).tensors
 
     return run
@@ -145,12 +136,13 @@ def test_multi_crop_sees_small_views_too(tmp_path, pretrain):
 
 
 def test_vicreg_is_its_equations(tmp_path, pretrain):
-    words = ("--term", "variance=25", "--term", "covariance=1")
-    own = ("--objective.loss", "invariance", "--objective.weight", 25)
-    record, _ = pretrain(tmp_path / "own", "vicreg.py", *own, *words, "--epochs", 3)
-    assert losses(record)[-1] < losses(record)[0]
-    for row in record["epochs"]:
-        assert row["loss"] == pytest.approx(25 * row["pairwise"] + row["regularizer"], rel=1e-6)
+    words = ("--term", "variance=25", "--term", "covariance=1", "--epochs", 2, "--no-evaluate")
+    for loss, weight in (("invariance", 25), ("info-nce", 1)):  # its own, and any other
+        own = ("--objective.loss", loss, "--objective.weight", weight)
+        record, _ = pretrain(tmp_path / loss, "vicreg.py", *own, *words)
+        assert losses(record)[-1] < losses(record)[0]
+        for row in record["epochs"]:
+            assert row["loss"] == pytest.approx(weight * row["pairwise"] + row["regularizer"], rel=1e-6)
     z = numpy.random.default_rng(0).normal(size=(2, 50, 6)) * [0.3, 0.6, 0.9, 1.2, 1.5, 2.0]
     sets = [torch.from_numpy(x) for x in z]
     variances, covariances = z.var(1, ddof=1), [numpy.cov(x.T) for x in z]
@@ -161,15 +153,6 @@ def test_vicreg_is_its_equations(tmp_path, pretrain):
     for name, value in expected.items():
         assert register.term[name].make(*sets).item() == pytest.approx(value, rel=1e-12)
     assert register.loss["invariance"].make(*sets).item() == pytest.approx(((z[0] - z[1]) ** 2).mean(), rel=1e-12)
-
-
-def test_vicregs_terms_stand_beside_any_loss(tmp_path, pretrain):
-    record, _ = pretrain(
-        tmp_path, "vicreg.py", "--term", "variance=25", "--term", "covariance=1", "--epochs", 1, "--no-evaluate"
-    )
-    assert record["recipe"]["objective"]["loss"] == "info-nce"
-    row = record["epochs"][0]
-    assert row["loss"] == pytest.approx(row["pairwise"] + row["regularizer"], rel=1e-6)
 
 
 def test_a_vit_of_timm_learns_digits(tmp_path, pretrain):
@@ -231,21 +214,19 @@ def test_a_table_of_ones_own_in_the_report(tmp_path, pretrain):
     assert "What an accuracy costs" in (page / "index.html").read_text()
 
 
-def test_a_file_of_ideas_may_hold_a_dataclass(tmp_path, monkeypatch):
+@pytest.mark.usefixtures("registries")
+def test_a_file_of_ideas_may_hold_a_dataclass(tmp_path):
     (tmp_path / "ideas.py").write_text(
         "from __future__ import annotations\nfrom dataclasses import dataclass\nimport setwise as sw\n\n"
         '@sw.register.loss("mine", about="Mine.")\n@dataclass\nclass Mine:\n    scale: float = 2.0\n'
     )
-    monkeypatch.setattr(register.loss, "_entries", {})
     register.load_file(tmp_path / "ideas.py")
     assert register.loss["mine"].fill({"scale": "3"}) == {"scale": 3.0}
 
 
-def test_another_method_brings_or_drops_the_objective():
-    recipe = Recipe.read({"method": "rotation"})
-    assert recipe.objective is None
-    other = recipe.changed({"objective.temperature": 0.3, "method": "contrastive"})
-    assert (other.objective.loss.name, other.objective.loss["temperature"]) == ("info-nce", 0.3)
-    assert other.changed({"method": "rotation"}).objective is None
-    with pytest.raises(ValueError, match="expected no objective for method 'rotation', got 'nt-xent'"):
-        other.changed({"objective.loss": "nt-xent", "method": "rotation"})
+def test_the_page_says_how_long_each_is():
+    page = (EXAMPLES.parent / "docs" / "how-to" / "your-method.md").read_text()
+    lengths = dict(re.findall(r"\| `(\w+\.py)` \| (\d+) \|", page))
+    assert len(lengths) == 8
+    for name, length in lengths.items():
+        assert len((EXAMPLES / name).read_text().splitlines()) == int(length), name

@@ -1,6 +1,8 @@
 """Registries: names, options, families, functions by path, files and entry points; words as annotated kinds."""
 
 import importlib.metadata
+import inspect
+import subprocess
 import sys
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -10,6 +12,7 @@ import pytest
 
 import setwise.register as register
 from setwise.registry import Registry, convert, load_entry_points, load_file, words
+from setwise.views.pipeline import Views, add_preset
 
 
 @pytest.fixture
@@ -39,7 +42,7 @@ def test_a_thing_is_made_with_its_options_and_what_the_library_gives(shapes):
     assert list(shapes) == ["box", "lens/", "ball"]
     assert len(shapes) == 3
     assert shapes["ball"].takes == ("air",)
-    assert {name: option.needed for name, option in shapes["box"].options.items()} == {"colour": False, "edge": False}
+    assert {name: option.default for name, option in shapes["box"].options.items()} == {"colour": "red", "edge": 1.0}
 
 
 def test_a_family_has_members_by_name(shapes):
@@ -52,15 +55,44 @@ def test_a_family_has_members_by_name(shapes):
 
 
 def test_what_is_unknown_is_answered_with_the_nearest(shapes):
-    for wrong, said in (("bax", "did you mean 'box'"), ("zzz", "one of box, lens/, ball, got 'zzz'$")):
-        with pytest.raises(ValueError, match=said):
+    for wrong, message in (("bax", "did you mean 'box'"), ("zzz", "one of box, lens/, ball, got 'zzz'$")):
+        with pytest.raises(ValueError, match=message):
             shapes[wrong]
     with pytest.raises(ValueError, match="expected an option of 'box', .*got 'colur'; did you mean 'colour'"):
         shapes.make("box", {"colur": "red"}, size=1)
     with pytest.raises(ValueError, match="expected colour, one of red, blue, got 'rad'; did you mean 'red'"):
         shapes.make("box", {"colour": "rad"}, size=1)
+
+
+def test_a_name_is_taken_once_but_a_definition_may_come_again(shapes):
+    def define(module, name="box", scale=1):
+        def make(size: int):
+            return scale * size
+
+        make.__module__, make.__qualname__ = module, name
+        return make
+
     with pytest.raises(ValueError, match="a new name for the shape, got 'box'"):
-        shapes("box", about="Another one.")
+        shapes("box", about="Another one.")(define("elsewhere"))
+    for cell, (first, second) in enumerate(
+        [(("ideas", "cone"), ("ideas", "cone")), (("__main__", "cone"), ("__main__", "renamed"))]
+    ):
+        shapes(f"cone-{cell}", about="First.")(define(*first))
+        shapes(f"cone-{cell}", about="Second.")(define(*second, scale=2))
+        assert shapes.make(f"cone-{cell}", size=3) == 6
+    with pytest.raises(ValueError, match="a new name"):
+        shapes("cone-1", about="Third.")(define("ideas"))
+    with pytest.raises(ValueError, match="a new name for the preset of views"):
+        add_preset("flip", Views(), about="Mine.")
+
+
+def test_a_name_of_ours_is_taken_before_our_own_is_imported():
+    code = (
+        "import setwise.register as register\n"
+        "try: register.optimizer('adam', about='Mine.')(lambda groups, *, lr: None)\n"
+        "except ValueError: print('taken')"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).stdout == b"taken\n"
 
 
 def test_a_function_by_its_path_is_imported_only_if_a_person_says_so(shapes, tmp_path, monkeypatch):
@@ -79,8 +111,8 @@ def test_a_function_by_its_path_is_imported_only_if_a_person_says_so(shapes, tmp
             shapes.trust(wrong)
 
 
+@pytest.mark.usefixtures("registries")
 def test_files_and_entry_points_register(tmp_path, monkeypatch):
-    monkeypatch.setattr(register.term, "_entries", dict(register.term._entries))
     path = tmp_path / "ideas.py"
     path.write_text(
         "import setwise as sw\n"
@@ -89,6 +121,11 @@ def test_files_and_entry_points_register(tmp_path, monkeypatch):
     )
     load_file(path)
     assert register.term["spread"].options["scale"].default == 2.0
+    load_file(path)  # again, as --use twice
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "ideas.py").write_text(path.read_text())
+    with pytest.raises(ValueError, match="a new name"):
+        load_file(tmp_path / "other" / "ideas.py")
     with pytest.raises(ValueError, match=r"expected a Python file .*nothing\.py"):
         load_file(tmp_path / "nothing.py")
 
@@ -163,4 +200,4 @@ def test_every_entry_of_ours_says_what_it_is_and_can_be_read(kind):
         assert len(entry.about) > 10
         assert entry.about.endswith((".", "?"))
         for option in entry.options.values():
-            assert option.needed or words(option.kind), (entry.name, option)
+            assert option.default is inspect.Parameter.empty or words(option.kind), (entry.name, option)

@@ -51,19 +51,19 @@ __all__ = [
 if not TYPE_CHECKING:  # there, every name has a type of its own
 
     def __getattr__(name: str) -> object:
-        """Everything is imported with the first name that is asked for: `setwise --help` does not wait for torch."""
-        found = globals()
-        if name in ("load_run", "pretrain"):  # the losses work without what training needs
+        """Import everything with the first name that is used: `setwise --help` does not wait for torch."""
+        names = globals()
+        if name in ("load_run", "pretrain"):  # the losses work without the packages that training needs
             import setwise.front as front
 
-            found[name] = getattr(front, name)
-            return found[name]
-        import setwise._public as public
+            names |= {"load_run": front.load_run, "pretrain": front.pretrain}
+        else:
+            import setwise._public as public
 
-        found.update({one: getattr(public, one) for one in __all__ if hasattr(public, one)})
-        if name not in found:
+            names |= {one: getattr(public, one) for one in __all__ if hasattr(public, one)}
+        if name not in names:
             raise AttributeError(f"module 'setwise' has no attribute {name!r}")
-        return found[name]
+        return names[name]
 
 
 def __dir__() -> list[str]:

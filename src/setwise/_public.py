@@ -1,8 +1,8 @@
-"""All that ``import setwise as sw`` gives, imported at once; ``setwise`` itself does so when it is first asked for.
+"""All names of ``import setwise as sw``, imported together when the first one is used.
 
-``x as x`` says to a type checker that a name is to be found here.
+``x as x`` tells a type checker that the name is public here.
 """
-# ruff: noqa: F401 - imported to be found here
+# ruff: noqa: F401 - imported to be public here
 
 import setwise.assignment as assignment
 import setwise.data as data

@@ -8,104 +8,156 @@ accuracies = run.probe()
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 import setwise.records as records
+import setwise.register as register
 import setwise.runs as runs
 from setwise.data import ImageSet
 from setwise.evaluation.features import extract, frozen
-from setwise.paper.recipes import recipe as named
+from setwise.losses.objective import Choice
+from setwise.paper.recipes import recipe as recipe_by_name
 from setwise.recipe import Recipe, trust
-from setwise.runs import run_of
 from setwise.training import checkpoint as checkpoints
+from setwise.training.checkpoint import Checkpoint
 from setwise.training.loop import RunOptions
+from setwise.training.processes import join, leave
 
 DEFAULT = "paper/digits-conv4-simclr-qare"
+Place = str | os.PathLike[str]
+LoggerChoice = str | Mapping[str, object]  # its name, or a table of "name" and its options
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A recipe that is ready to run."""
+
+    recipe: Recipe
+    name: str  # of the recipe that it began as, for the folder
+    title: str  # for people and for the record
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run that has ended, in its ``folder``: the ``encoder``, trained and in evaluation mode, and the ``record``."""
+    """A run that has ended, in its ``folder``."""
 
     folder: Path
-    recipe: Recipe
-    encoder: nn.Module = field(repr=False)
-    record: dict[str, Any] = field(repr=False)
-    data: dict[str, Any] = field(repr=False)  # of the images that it was trained on: shape, mean, std, classes
+
+    @cached_property
+    def checkpoint(self) -> Checkpoint:
+        """The last checkpoint."""
+        return checkpoints.load(self.folder)
+
+    @property
+    def recipe(self) -> Recipe:
+        """Every number that decided the run, except its seed."""
+        return self.checkpoint.recipe
+
+    @cached_property
+    def encoder(self) -> nn.Module:
+        """The trained encoder, in evaluation mode."""
+        return runs.encoder_of(self.checkpoint, self.folder).eval()
+
+    @cached_property
+    def record(self) -> dict[str, Any]:
+        """The record: recipe, metrics of every epoch, accuracies, versions, hardware."""
+        return records.read(self.folder)
 
     def embed(self, images: Tensor | np.ndarray[Any, Any], *, device: str = "auto") -> Tensor:
         """Features [N, F] of images, uint8 [N, C, H, W] with values 0 to 255, normalised as in training."""
-        pixels = torch.as_tensor(images)
-        shape = tuple(self.data["shape"])
-        if pixels.dtype != torch.uint8 or pixels.ndim != 4 or pixels.shape[1] != shape[0]:
+        pixels, data = torch.as_tensor(images), self.checkpoint.data
+        channels = data["shape"][0]
+        if pixels.dtype != torch.uint8 or pixels.ndim != 4 or pixels.shape[1] != channels:
             raise ValueError(
-                f"expected images of torch.uint8 and shape (N, {shape[0]}, H, W), got {pixels.dtype} of shape "
+                f"expected images of torch.uint8 and shape (N, {channels}, H, W), got {pixels.dtype} of shape "
                 f"{tuple(pixels.shape)}; setwise.data.load gives such images"
             )
         labels = torch.zeros(len(pixels), dtype=torch.int64)
-        one = ImageSet("images", "all", pixels, labels, ("any",), tuple(self.data["mean"]), tuple(self.data["std"]))
+        one = ImageSet("images", "all", pixels, labels, ("any",), tuple(data["mean"]), tuple(data["std"]))
         where = runs.choose_device(device)
         with frozen(self.encoder.to(where)):
             return extract(self.encoder, one, device=where).cpu()
 
     def probe(self, *, device: str = "auto", fine_tune: bool = False) -> dict[str, Any]:
-        """Linear probe and kNN of the frozen encoder, anew."""
+        """Linear probe and kNN of the frozen encoder, measured again."""
         return runs.probe(self.folder, device=runs.choose_device(device), fine_tune=fine_tune, quiet=True)
 
 
 def pretrain(
-    data: str | os.PathLike[str] | None = None,
+    data: Place | None = None,
     *,
-    recipe: str | Recipe | None = None,
+    recipe: str | Recipe | Plan = DEFAULT,
     method: str | None = None,
     encoder: str | None = None,
-    terms: Mapping[str, float] | None = None,
+    terms: Mapping[str, float | None] | None = None,
     changes: Mapping[str, object] | None = None,
     seed: int = 1,
-    out: str | os.PathLike[str] | None = None,
-    root: str | os.PathLike[str] | None = None,
+    out: Place | None = None,
+    root: Place | None = None,
     device: str = "auto",
     resume: bool = False,
     evaluate: bool = True,
+    capture: bool = True,
+    checkpoint_seconds: float = 60.0,
+    loggers: Sequence[LoggerChoice] = (),
     quiet: bool = True,
 ) -> Run:
-    """Train by a recipe and give the run, as `setwise pretrain` (or `match`) does.
+    """Train by a recipe, evaluate, write the record. `setwise pretrain` and `setwise match` call this function.
 
     ``data`` is a name or a path; ``recipe`` a name, a TOML file, or a ``Recipe``. ``changes`` are fields of the recipe
     by their paths, as in {"objective.temperature": 0.2, "epochs": 20}; ``method``, ``encoder`` and ``terms`` (a weight
-    for each set-level term) are those that people change most. ``out``: the run's folder, runs/NAME/seed-N if none.
+    for each set-level term, instead of the recipe's) are those that people change most. ``out``: the run's folder,
+    runs/NAME/seed-N if none. ``loggers``: names, or tables such as {"name": "wandb", "project": "mine"}.
 
     Examples:
         >>> run = sw.pretrain("digits", terms={"qare": 0.5}, changes={"epochs": 1, "probe.epochs": 1}, out="runs/a")
         >>> run.embed(sw.data.load("digits", split="test").images).shape
         torch.Size([500, 64])
     """
-    name = recipe if isinstance(recipe, str) else "own" if recipe is not None else DEFAULT
-    wanted: dict[str, object] = dict(changes or {})
-    wanted |= {key: x for key, x in (("method", method), ("encoder", encoder)) if x is not None}
-    if data is not None:
-        wanted["data.source"] = os.fspath(data)
-    if terms is not None:
-        wanted["terms"] = [{"term": term, "weight": weight} for term, weight in terms.items()]
-    trust(wanted)  # a person wrote it
-    known = recipe if isinstance(recipe, Recipe) else read_recipe(name)
-    chosen = known.changed(wanted)
-    folder = Path(out) if out is not None else Path("runs") / name.removesuffix(".toml") / f"seed-{seed}"
-    how = RunOptions(runs.choose_device(device), resume=resume, quiet=quiet)
-    title = name if chosen == known else f"{name} (changed)"
-    where = None if root is None else Path(root)
-    run_of(chosen)(chosen, folder, name=title, seed=seed, how=how, root=where, evaluate=evaluate)
-    return load_run(folder)
+    wanted = dict(changes or {}) | {
+        path: os.fspath(value)
+        for path, value in (("data.source", data), ("method", method), ("encoder", encoder))
+        if value is not None
+    }
+    plan = recipe if isinstance(recipe, Plan) else compose(recipe, wanted, terms)
+    for logger in loggers:
+        Choice.read(register.logger, logger)  # an unknown one raises now
+    folder = Path("runs", plan.name, f"seed-{seed}") if out is None else Path(out)
+    chosen, source = plan.recipe, plan.recipe.data.source
+    if source not in register.data and Path(source).is_dir():  # so that the run finds its data from other folders too
+        chosen = chosen.changed({"data.source": os.path.abspath(source)})
+    alone = not (dist.is_available() and dist.is_initialized())
+    processes, where = join(runs.choose_device(device))
+    more: Any = tuple(loggers)
+    how = RunOptions(
+        where,
+        resume=resume,
+        processes=processes,
+        capture=capture,
+        checkpoint_seconds=checkpoint_seconds,
+        loggers=more,
+        quiet=quiet,
+    )
+    place = None if root is None else Path(root)
+    try:
+        runs.run_of(chosen)(chosen, folder, name=plan.title, seed=seed, how=how, root=place, evaluate=evaluate)
+    finally:
+        if alone:
+            leave()
+    return load_run(folder) if processes.first else Run(folder)
 
 
-def load_run(folder: str | os.PathLike[str]) -> Run:
+def load_run(folder: Place) -> Run:
     """The run in a folder that `setwise pretrain`, `match` or ``pretrain`` wrote.
 
     Examples:
@@ -113,18 +165,34 @@ def load_run(folder: str | os.PathLike[str]) -> Run:
         >>> sw.load_run("runs/b").recipe == made.recipe
         True
     """
-    place = Path(folder)
-    found = checkpoints.load(place)
-    encoder = runs.encoder_of(found, place).eval()
-    return Run(place, found.recipe, encoder, records.read(place), found.data)
+    run = Run(Path(folder))
+    _ = run.encoder, run.record  # read now: the folder may go away
+    return run
 
 
-def read_recipe(name: str) -> Recipe:
+def compose(
+    recipe: str | Recipe, changes: Mapping[str, object], terms: Mapping[str, float | None] | None = None
+) -> Plan:
+    """The recipe, by name or from a file, with its changes.
+
+    ``terms`` replace the recipe's. A term that the recipe has keeps its options, and its weight where None is given.
+    """
+    register.load_entry_points()
+    trust({**changes, "terms": [{"term": term} for term in terms or ()]})  # a person wrote these names
+    start = recipe if isinstance(recipe, Recipe) else _read(recipe)
+    name = recipe if isinstance(recipe, str) else "own"
+    if terms is not None:
+        own = {one.term.name: one.tree() for one in start.objective.terms} if start.objective is not None else {}
+        weights = {term: {} if weight is None else {"weight": weight} for term, weight in terms.items()}
+        changes = {**changes, "terms": [own.get(term, {"term": term}) | weight for term, weight in weights.items()]}
+    chosen = start.changed(changes)
+    return Plan(chosen, name.removesuffix(".toml"), name if chosen == start else f"{name} (changed)")
+
+
+def _read(name: str) -> Recipe:
     """The recipe of that name, or in that TOML file."""
-    import tomllib
-
     if not name.endswith(".toml"):
-        return named(name)
+        return recipe_by_name(name)
     try:
         return Recipe.read(tomllib.loads(Path(name).read_text()))
     except tomllib.TOMLDecodeError as error:

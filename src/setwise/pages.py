@@ -6,22 +6,22 @@ import re
 from difflib import get_close_matches
 from importlib.resources import files
 
-FOLDER = files("setwise") / "how_to"  # docs/how-to, linked into the package
+FOLDER = files("setwise") / "how_to"  # a link to docs/how-to
 MARK = r" \{#([\w-]+)\}"  # behind a section's title: the name to cite it by
 
 
 def topics() -> dict[str, str]:
     """Every page and every section that has a name, such as "errors" and "errors#resume", with its title."""
-    found = {}
+    titles = {}
     for path in sorted(FOLDER.iterdir(), key=lambda path: path.name):
         page, text = path.name.removesuffix(".md"), path.read_text(encoding="utf-8")
-        found[page] = text.partition("\n")[0].removeprefix("# ")
-        found |= {f"{page}#{name}": title for title, name in re.findall(f"^## (.*){MARK}$", text, re.MULTILINE)}
-    return found
+        titles[page] = text.partition("\n")[0].removeprefix("# ")
+        titles |= {f"{page}#{name}": title for title, name in re.findall(f"^## (.*){MARK}$", text, re.MULTILINE)}
+    return titles
 
 
 def text_of(topic: str) -> str:
-    """The page or section in Markdown; an unknown one is answered with the nearest."""
+    """The page or section in Markdown. An error about an unknown one suggests the nearest."""
     known = topics()
     if topic not in known:
         near = get_close_matches(topic, known, n=1, cutoff=0.3)

@@ -1,27 +1,25 @@
-"""What a run is: every number that decides it, but the seed and the machine. A value made of parts, and a TOML file.
+"""What a run is: every number that decides it, except the seed and the machine. A value made of parts, and a TOML file.
 
     recipe = Recipe.read(tomllib.loads(text))       # text = to_toml(recipe.tree())
     recipe = recipe.changed({"objective.temperature": 0.2, "encoder": "resnet18"})
 
-A part that is chosen by name (method, views, encoder, the loss, its terms, optimiser, schedule) has the options of its
-registry's entry. All of them are kept: a default that changes one day changes no recipe that was written before.
+Some parts are chosen by name: method, views, encoder, loss, terms, optimiser, schedule. Their options are those of the
+registered entry. A recipe keeps all of them, so that a new default never changes an old recipe.
 """
 
 from __future__ import annotations
 
 import json
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
-from difflib import get_close_matches
-from functools import reduce
 from typing import Any, Literal
 
 import setwise.register as register
 from setwise.checks import check_number
 from setwise.losses.objective import Choice, Objective, build
 from setwise.losses.presets import objective_of
-from setwise.registry import Registry, convert, known
+from setwise.registry import Registry, convert, known, nearest
 
 Tree = dict[str, Any]  # tables within tables, as TOML and JSON have them
 PRECISIONS = ("float32", "bfloat16", "float64")
@@ -32,14 +30,14 @@ class Data:
     """What a run learns from."""
 
     source: str = "digits"  # as `setwise data list` shows it, or a path
-    validation: int = 0  # of classification: training images kept apart and tested on instead of the test split
-    instances: int | None = None  # of matching: how many images are halved; all if none
+    validation: int = 0  # for classification: test on so many training images instead of the test split
+    instances: int | None = None  # for matching: how many images are halved; all if none
     split_seed: int = 0  # which images, or identities, are for training, validation, test
-    options: dict[str, Any] = field(default_factory=dict)  # the source's own
+    options: dict[str, Any] = field(default_factory=dict)  # of a registered source
 
     @classmethod
     def read(cls, values: object) -> Data:
-        """From the source alone, or a table: these fields, and the source's own options beside them."""
+        """From the source alone, or from a table of these fields and the source's own options."""
         values = {"source": values} if isinstance(values, str) else values
         if not isinstance(values, Mapping):
             raise ValueError(f"expected data to be a table, got {values!r}")
@@ -52,23 +50,22 @@ class Data:
                 raise ValueError(f"expected a field of data{known(name, {**own, **options})}")
         if options:
             rest = register.data[source].fill(rest)
-        return cls(
-            **{name: convert(values[name], kind, name) for name, kind in own.items() if name in values}, options=rest
-        )
+        fields = {name: convert(values[name], kind, name) for name, kind in own.items() if name in values}
+        return cls(**fields, options=rest)
 
     def tree(self) -> Tree:
         """The table that ``read`` takes."""
-        found: Tree = asdict(self)
-        options: Tree = found.pop("options")
-        return found | options
+        table: Tree = asdict(self)
+        options: Tree = table.pop("options")
+        return table | options
 
 
 @dataclass(frozen=True)
 class Head:
-    """What stands between the encoder and the loss."""
+    """The layers between the encoder and the loss."""
 
     hidden: int = 256  # width of its hidden layer, and of DeepCluster's classifier
-    out: int = 64  # dimensions that the losses see
+    out: int = 64  # dimensions of the embeddings
 
 
 @dataclass(frozen=True)
@@ -82,12 +79,12 @@ class Probe:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What is measured at the end."""
+    """What to measure at the end."""
 
     probe: Probe = Probe()
 
 
-# Parts that are chosen by name: their registries, and what the name is called in a file.
+# Parts that are chosen by name: their registries, and the key of the name in a file.
 CHOSEN: dict[str, tuple[Registry[Any], str]] = {
     "method": (register.method, "name"),
     "views": (register.views, "preset"),
@@ -95,6 +92,28 @@ CHOSEN: dict[str, tuple[Registry[Any], str]] = {
     "optimizer": (register.optimizer, "name"),
     "schedule": (register.schedule, "name"),
 }
+# Paths that a person may shorten.
+SHORT = {part: f"{part}.{key}" for part, (_, key) in CHOSEN.items()} | {
+    "data": "data.source",
+    "objective": "objective.loss",
+    "loss": "objective.loss",
+    "terms": "objective.terms",
+}
+DEFAULTS: Tree = {
+    "method": "contrastive",
+    "views": "self-supervised",
+    "encoder": "conv4",
+    "optimizer": "adam",
+    "schedule": "constant",
+}
+LOSS = "info-nce"  # of methods that take one
+LEAST = {
+    **dict.fromkeys(("epochs", "data.validation", "data.split_seed"), 0),
+    **dict.fromkeys(("optimizer.momentum", "optimizer.weight_decay", "schedule.warmup"), 0),
+    **dict.fromkeys(("batch", "head.hidden", "head.out", "data.instances"), 1),
+    **dict.fromkeys(("evaluation.probe.epochs", "evaluation.probe.batch"), 1),
+}
+POSITIVE = ("optimizer.lr", "evaluation.probe.lr")
 
 
 @dataclass(frozen=True)
@@ -117,26 +136,35 @@ class Recipe:
     evaluation: Evaluation = Evaluation()
 
     def __post_init__(self) -> None:
-        """Raise on what is out of range, or contradicts itself."""
-        for name in ("epochs", "batch", "head.hidden", "head.out", "evaluation.probe.epochs", "evaluation.probe.batch"):
-            value: Any = reduce(getattr, name.split("."), self)
-            if value < (name != "epochs"):
-                raise ValueError(
-                    f"expected {name} to be a whole number of at least {int(name != 'epochs')}, got {value!r}"
-                )
-        _check_data(self.data, matched=self.matched)
-        _check_rates(self)
-        takes = "objective" in register.method[self.method.name].takes
+        """Raise on values that are out of range or contradict each other."""
+        values, data, method = flat(self.tree()), self.data, self.method.name
+        for path in (*LEAST, *POSITIVE):
+            if (value := values.get(path)) is not None:
+                name = path if path.count(".") > 1 else path.rpartition(".")[2]
+                check_number(value, name, least=LEAST.get(path), above=0 if path in POSITIVE else None)
+        if data.split_seed >= 2**63:
+            raise ValueError(f"expected split_seed from 0 to 2^63 - 1, got {data.split_seed}")
+        if data.instances is not None and not self.matched:
+            advice = "--validation N keeps training images apart"
+            raise ValueError(f"expected instances for matching only, got {data.instances}; {advice}")
+        if data.validation and self.matched:
+            raise ValueError(f"expected no validation for matching, which has its own split, got {data.validation}")
+        warmup, momentum = values.get("schedule.warmup", 0.0), values.get("optimizer.momentum", 0.0)
+        if self.epochs and warmup > self.epochs:
+            raise ValueError(f"expected warmup of at most the {self.epochs} epochs, got {warmup:g}; give --warmup too")
+        if momentum >= 1:
+            raise ValueError(f"expected momentum below 1, beyond which steps only grow, got {momentum:g}")
+        takes = "objective" in register.method[method].takes
         if takes != (self.objective is not None):
             got = "none" if self.objective is None else f"{self.objective.loss.name!r}"
             raise ValueError(
-                f"expected {'an' if takes else 'no'} objective for method {self.method.name!r}, got {got}; "
+                f"expected {'an' if takes else 'no'} objective for method {method!r}, got {got}; "
                 "`setwise recipes` says what each method takes"
             )
         if takes and self.epochs and self.batch < 2:
             raise ValueError(f"expected a batch of at least 2, whose items are contrasted, got {self.batch}")
         if self.objective is not None:
-            build(self.objective)  # an option that says nothing together with another is told now
+            build(self.objective)  # options that contradict each other raise now, not after the data is loaded
 
     @property
     def matched(self) -> bool:
@@ -145,7 +173,7 @@ class Recipe:
 
     @classmethod
     def read(cls, tree: Mapping[str, Any]) -> Recipe:
-        """From a file's tables; what is missing takes its default, what is unknown is named with the nearest."""
+        """From a file's tables. Missing fields take their defaults; an unknown one raises, with the nearest name."""
         if not isinstance(tree, Mapping):
             raise ValueError(f"expected a recipe's tables, got {type(tree).__name__}")
         if "initial" in tree:
@@ -171,7 +199,7 @@ class Recipe:
 
     def tree(self) -> Tree:
         """The tables that ``read`` takes, with every number."""
-        found: Tree = {}
+        tree: Tree = {}
         for one in fields(self):
             value = getattr(self, one.name)
             if isinstance(value, Choice):
@@ -180,59 +208,30 @@ class Recipe:
                 value = value.tree()
             elif is_dataclass(value) and not isinstance(value, type):
                 value = asdict(value)
-            found[one.name] = value
-        return found
+            tree[one.name] = value
+        return tree
 
     def changed(self, changes: Mapping[str, object]) -> Recipe:
         """The recipe with other values, by dotted paths: "objective.temperature", "encoder", or the last part alone.
 
-        A name that changes (``"encoder": "resnet18"``) brings that entry's own options; changes of those come after.
+        A new name (``"encoder": "resnet18"``) brings that entry's own options; changes of those come after it.
         A method that takes no objective drops the recipe's; one that takes one has a default where there was none.
         """
         tree = self.tree()
-        for path in sorted(changes, key=_turn):
-            _set(tree, path, changes[path])
+        whole = {SHORT.get(path, path): value for path, value in changes.items()}
+        for path in sorted(whole, key=_turn):
+            _set(tree, path, whole[path])
         return Recipe.read(tree)
 
 
-def _check_data(data: Data, *, matched: bool) -> None:
-    if data.validation < 0 or not 0 <= data.split_seed < 2**63 or (data.instances is not None and data.instances < 1):
-        raise ValueError(
-            "expected validation of 0 or more, instances of at least 1 or none, split_seed from 0 to 2^63 - 1, got "
-            f"{data.validation}, {data.instances}, {data.split_seed}"
-        )
-    if data.instances is not None and not matched:
-        raise ValueError(
-            f"expected instances for matching only, got {data.instances}; --validation N keeps training images apart"
-        )
-    if data.validation and matched:
-        raise ValueError(f"expected no validation for matching, which has its own split, got {data.validation}")
+class UnknownField(ValueError):
+    """The recipe has no field at ``path``; ``paths`` are those that it has."""
 
-
-def _check_rates(recipe: Recipe) -> None:
-    for name, value in (("lr", recipe.optimizer["lr"]), ("evaluation.probe.lr", recipe.evaluation.probe.lr)):
-        check_number(value, name, above=0)
-    for name in ("momentum", "weight_decay"):
-        check_number(recipe.optimizer.options.get(name, 0.0), name, least=0)
-    warmup = recipe.schedule.options.get("warmup", 0.0)
-    check_number(warmup, "warmup", least=0)
-    if recipe.epochs and warmup > recipe.epochs:
-        raise ValueError(f"expected warmup of at most the {recipe.epochs} epochs, got {warmup:g}; give --warmup too")
-    if recipe.optimizer.options.get("momentum", 0.0) >= 1:
-        raise ValueError(
-            f"expected momentum below 1, beyond which steps only grow, got {recipe.optimizer['momentum']:g}"
-        )
-
-
-DEFAULTS: Tree = {
-    "method": "contrastive",
-    "views": "self-supervised",
-    "encoder": "conv4",
-    "optimizer": "adam",
-    "schedule": "constant",
-}
-LOSS = "info-nce"  # of methods that take one
-TERMS = ("terms", "objective.terms")
+    def __init__(self, path: str, paths: Collection[str]) -> None:
+        ends = {one.rpartition(".")[2] for one in paths}
+        near = nearest(path, [*paths, *ends]) or "; `setwise recipes NAME` shows all of them"
+        super().__init__(f"expected a field of the recipe, got {path!r}{near}")
+        self.path, self.paths = path, {*paths, *ends}
 
 
 # Version 0.1: one flat list of fields, with their defaults.
@@ -246,7 +245,7 @@ FLAT: Tree = {
 
 
 def upgrade(old: Mapping[str, Any]) -> Tree:
-    """The tables of a recipe of version 0.1, which has "initial"; what it lacks has that version's default."""
+    """The tables of a recipe of version 0.1, which has "initial". Missing fields take that version's defaults."""
     for name in old:
         if name not in FLAT:
             raise ValueError(f"expected a field of a recipe of version 0.1{known(name, FLAT)}")
@@ -275,15 +274,15 @@ def upgrade(old: Mapping[str, Any]) -> Tree:
 
 def flat(tree: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     """Every value by its dotted path; terms by their names, as in "objective.terms.qare.weight"."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, value in tree.items():
         if name == "terms":
             value = {term["term"]: {key: x for key, x in term.items() if key != "term"} for term in value}
         if isinstance(value, Mapping):
-            found |= flat(value, f"{before}{name}.")
+            values |= flat(value, f"{before}{name}.")
         else:
-            found[f"{before}{name}"] = value
-    return found
+            values[f"{before}{name}"] = value
+    return values
 
 
 def _read(kind: Any, value: object, name: str) -> Any:
@@ -301,86 +300,75 @@ def _read(kind: Any, value: object, name: str) -> Any:
     return typing.cast(Any, kind)(**{key: _read(hints[key], x, f"{name}.{key}") for key, x in value.items()})
 
 
-def _names(path: str) -> str | None:
-    """The part that a path names anew, if it does: "encoder", "views", "objective.loss", ..."""
-    part, _, last = path.partition(".")
-    if part in CHOSEN and last in ("", CHOSEN[part][1]):
-        return part
-    if path in ("data", "data.source"):
-        return "data"
-    return "objective" if path in ("objective", "objective.loss", "loss") else None
+def _registry(path: str) -> Registry[Any] | None:
+    """The registry that a name at this path comes from: "encoder.name", "views.preset", "objective.loss", ..."""
+    part, _, key = path.partition(".")
+    if part in CHOSEN and key == CHOSEN[part][1]:
+        return CHOSEN[part][0]
+    return {"data.source": register.data, "objective.loss": register.loss}.get(path)
 
 
 def _turn(path: str) -> int:
-    """When a change has its turn: the method, other names, the terms, then what is an option of these."""
-    part = _names(path)
-    return 0 if part == "method" else 1 if part is not None else 2 if path in TERMS else 3
+    """The order of changes: the method, other names, the terms, then the options of all these."""
+    return 0 if path == "method.name" else 1 if _registry(path) is not None else 2 if path == "objective.terms" else 3
 
 
 def trust(changes: Mapping[str, object]) -> None:
     """Import what a person named as "module:function" in these changes."""
     for path, value in changes.items():
-        part = _names(path)
-        if isinstance(value, str) and part in CHOSEN:
-            CHOSEN[part][0].trust(value)
-        elif isinstance(value, str) and part == "objective":
-            register.loss.trust(value)
-        elif path in TERMS and isinstance(value, (list, tuple)):
+        registry = _registry(SHORT.get(path, path))
+        if registry is not None and registry is not register.data and isinstance(value, str):
+            registry.trust(value)
+        elif SHORT.get(path, path) == "objective.terms" and isinstance(value, (list, tuple)):
             for term in value:
                 register.term.trust(term["term"])
 
 
 def _set(tree: Tree, path: str, value: object) -> None:
     """Change one value of a recipe's tables in place."""
-    part = _names(path)
-    if part == "objective" and (value is None or value == "none" or isinstance(value, Mapping)):
+    part, _, last = path.partition(".")
+    if path == "objective.loss" and (value in (None, "none") or isinstance(value, Mapping)):
         tree["objective"] = value if isinstance(value, Mapping) else None
-    elif part == "objective":
+    elif path == "objective.loss":  # weight and terms stay
         kept = tree["objective"] or {}
         tree["objective"] = {"loss": value} | {name: kept[name] for name in ("weight", "terms") if name in kept}
-    elif part in CHOSEN:
-        tree[part] = {CHOSEN[part][1]: value}
+    elif path == "data.source":  # fields of all sources stay, another source's options go
+        kept = {one.name for one in fields(Data)}
+        tree["data"] = {name: x for name, x in tree["data"].items() if name in kept} | {"source": value}
+    elif _registry(path) is not None:
+        tree[part] = {last: value}
         if part == "method" and isinstance(value, str):  # another method may take no objective, or need one
             takes = "objective" in register.method[value].takes
             tree["objective"] = (tree["objective"] or {"loss": LOSS}) if takes else None
-    elif path in ("data", "data.source"):  # fields of all sources stay, another one's options go
-        kept = {one.name for one in fields(Data)}
-        tree["data"] = {name: x for name, x in tree["data"].items() if name in kept} | {"source": value}
-    elif path in TERMS:
+    elif path == "objective.terms":
         if tree["objective"] is None:
-            name = tree["method"] if isinstance(tree["method"], str) else tree["method"].get("name")
-            raise ValueError(f"expected a method with an objective for {path}, got {name!r}; leave the terms out")
+            name = tree["method"]["name"]
+            raise ValueError(f"expected a method with an objective for terms, got {name!r}; leave the terms out")
         tree["objective"]["terms"] = value
     else:
-        *way, last = _resolved(tree, path).split(".")
+        *tables, last = _whole_path(tree, path).split(".")
         table: Any = tree
-        for step in way:
-            table = next(t for t in table if t["term"] == step) if isinstance(table, list) else table[step]
+        for name in tables:
+            table = next(t for t in table if t["term"] == name) if isinstance(table, list) else table[name]
         table[last] = value
 
 
-def _resolved(tree: Tree, path: str) -> str:
-    """The whole path that ``path``, or its last part alone, stands for."""
+def _whole_path(tree: Tree, typed: str) -> str:
+    """The path that ``typed``, or its last part alone, stands for."""
     paths = {one.replace("-", "_"): one for one in flat(Recipe.read(tree).tree())}  # names of terms have dashes
-    typed, path = path, path.replace("-", "_")
+    path = typed.replace("-", "_")
     if path in paths:
         return paths[path]
-    found = sorted((one for one in paths if one.endswith(f".{path}")), key=lambda one: one.count("."))
-    if not found:
-        ends = {one.rpartition(".")[2]: one for one in paths}
-        raise ValueError(f"expected a field of the recipe, got {typed!r}{_nearest(path, paths | ends)}")
-    if len(found) > 1 and found[0].count(".") == found[1].count("."):
-        raise ValueError(f"expected one field, got {typed!r}, which is {' or '.join(found)}; give the whole path")
-    return paths[found[0]]
-
-
-def _nearest(path: str, paths: Mapping[str, Any]) -> str:
-    near = get_close_matches(path, paths, n=1)
-    return f"; did you mean {near[0]!r}?" if near else "; `setwise recipes NAME` shows all of them"
+    matches = sorted((one for one in paths if one.endswith(f".{path}")), key=lambda one: one.count("."))
+    if not matches:
+        raise UnknownField(typed, paths)
+    if len(matches) > 1 and matches[0].count(".") == matches[1].count("."):
+        raise ValueError(f"expected one field, got {typed!r}, which is {' or '.join(matches)}; give the whole path")
+    return paths[matches[0]]
 
 
 def to_toml(tree: Mapping[str, Any]) -> str:
-    """A recipe's tables as text; what is None is left out, which means the same."""
+    """A recipe's tables as text. None is left out, which means the same."""
     plain = {name: value for name, value in tree.items() if not isinstance(value, Mapping) and value not in (None, "")}
     plain = {name: plain[name] for name in sorted(plain, key=lambda name: name != "about")}
     lines = [f"{name} = {_toml(value)}" for name, value in plain.items()]
@@ -394,12 +382,9 @@ def _toml(value: Any) -> str:
     if isinstance(value, Mapping):
         return "{ " + ", ".join(f"{name} = {_toml(x)}" for name, x in value.items() if x is not None) + " }"
     if isinstance(value, (list, tuple)):
-        inner = [_toml(x) for x in value]
-        return "[" + ", ".join(inner) + "]" if not any(isinstance(x, Mapping) for x in value) else _lines(inner)
+        if any(isinstance(x, Mapping) for x in value):
+            return "[\n" + "".join(f"  {_toml(x)},\n" for x in value) + "]"
+        return "[" + ", ".join(map(_toml, value)) + "]"
     if isinstance(value, (str, bool)):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # TOML has no pairs of surrogates
     return repr(value)
-
-
-def _lines(inner: list[str]) -> str:
-    return "[\n" + "".join(f"  {x},\n" for x in inner) + "]"

@@ -1,6 +1,6 @@
 """The registries: one for each kind of thing that a recipe or a command names.
 
-Each room adds its own entries where they are written. A user's file adds more, ``setwise pretrain --use ideas.py``:
+Each room registers its own entries. A user's file registers more, ``setwise pretrain --use ideas.py``:
 
     @sw.register.term("spread", about="Push all items apart.")
     def spread(z_a, z_b, *, scale: float = 1.0): ...
@@ -13,23 +13,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from setwise.registry import Entry, Registry, load_entry_points, load_file
-
-__all__ = [
-    "called",
-    "data",
-    "encoder",
-    "load_entry_points",
-    "load_file",
-    "logger",
-    "loss",
-    "method",
-    "optimizer",
-    "schedule",
-    "table",
-    "term",
-    "views",
-]
+from setwise.registry import Entry as Entry
+from setwise.registry import Registry as Registry
+from setwise.registry import load_entry_points as load_entry_points
+from setwise.registry import load_file as load_file
 
 # ``given``: what the library fills in. ``home``: the room with our own entries.
 # -> nn.Module with .features; it may ask for image_size
@@ -49,6 +36,6 @@ table: Registry[Any] = Registry("table", given=("runs",))  # -> Table
 
 
 def called(entry: Entry[Any], options: dict[str, Any]) -> Callable[..., Any]:
-    """A loss or term with its options: what the entry makes, or, if it is itself a function of (z_a, z_b), that."""
+    """A loss or term with its options: the entry itself if it is a function of (z_a, z_b), else what it makes."""
     itself = "z_a" in inspect.signature(entry.make).parameters
     return partial(entry.make, **options) if itself else entry.make(**options)

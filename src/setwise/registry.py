@@ -1,9 +1,9 @@
-"""Registries: whatever has a name is one entry, with its options and a line that says what it is.
+"""Registries: each thing with a name is one entry, with its options and a line that describes it.
 
-One registry for each kind of thing. Entries come from this package, from a user's file (``load_file``) and from other
-packages' entry points (``load_entry_points``). Names are never taken apart, but for two forms that any registry knows:
-"FAMILY/NAME" is the member NAME of an entry that is named "FAMILY/", and "module:function" a function to import. The
-latter only where a person wrote it (``trust``): a recipe, a checkpoint or a record that names one imports nothing.
+There is one registry for each kind of thing. Entries come from this package, from a user's file (``load_file``) and
+from other packages' entry points (``load_entry_points``). Two forms of names have a meaning. "FAMILY/NAME" is the
+member NAME of the entry "FAMILY/". "module:function" is a function to import, but only where a person wrote it
+(``trust``): a recipe, a checkpoint or a record that names one imports nothing.
 
     encoders = Registry("encoder", given=("channels",))
 
@@ -21,7 +21,8 @@ import inspect
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property, partial
@@ -39,60 +40,51 @@ GROUP = "setwise"  # of entry points: modules that register something when they 
 class Option:
     """A number or word that an entry can be given."""
 
-    name: str
     kind: Any  # its annotation
     default: Any  # inspect.Parameter.empty where it must be given
-
-    @property
-    def needed(self) -> bool:
-        """Whether it has no default."""
-        return self.default is inspect.Parameter.empty
-
-    def convert(self, value: object) -> Any:
-        """``value``, text perhaps, as this option's kind; an error names the option."""
-        return convert(value, self.kind, self.name)
 
 
 @dataclass(frozen=True)
 class Entry(Generic[T]):
-    """A registered thing: what makes it, and what is said of it."""
+    """A registered thing: the function or class that makes it, and a line that describes it."""
 
     name: str
     about: str
     make: Callable[..., T]
     given: tuple[str, ...] = ()  # parameters that the library fills in; all others are options
-    takes: tuple[str, ...] = ()  # parts of a recipe that it uses and others of its kind need not
+    takes: tuple[str, ...] = ()  # optional parts of a recipe that it uses
 
     @cached_property
     def options(self) -> dict[str, Option]:
-        """Its options by name, from the signature of what makes it."""
-        make = self.make.func if isinstance(self.make, partial) else self.make
+        """Its options by name, from the signature of ``make``."""
+        make = self.make.func if isinstance(self.make, partial) else self.make  # of a member of a family
         hints = typing.get_type_hints(inspect.getattr_static(make, "__init__") if isinstance(make, type) else make)
         return {
-            p.name: Option(p.name, hints.get(p.name, _like(p.default)), p.default)
+            p.name: Option(hints.get(p.name, _kind_of(p.default)), p.default)
             for p in inspect.signature(self.make).parameters.values()
             if p.name not in self.given and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
         }
 
     def fill(self, values: Mapping[str, object]) -> dict[str, Any]:
-        """All options: ``values`` checked, defaults for the others."""
+        """All options: ``values``, checked, and defaults for the others."""
         for name in values:
             if name not in self.options:
                 raise ValueError(f"expected an option of {self.name!r}{known(name, self.options)}")
-        missing = [option.name for option in self.options.values() if option.needed and option.name not in values]
-        if missing:
-            raise ValueError(f"expected {', '.join(missing)} for {self.name!r}, got none")
-        return {
-            name: option.convert(values[name]) if name in values else option.default
+        filled = {
+            name: convert(values[name], option.kind, name) if name in values else option.default
             for name, option in self.options.items()
         }
+        missing = [name for name, value in filled.items() if value is inspect.Parameter.empty]
+        if missing:
+            raise ValueError(f"expected {', '.join(missing)} for {self.name!r}, got none")
+        return filled
 
 
 class Registry(Mapping[str, Entry[T]]):
     """All things of one kind, by name."""
 
     def __init__(self, kind: str, *, given: Sequence[str] = (), home: str = "") -> None:
-        """``given``: parameters that the library fills in; ``home``: the module of its own entries."""
+        """``given``: parameters that the library fills in; ``home``: the module that registers our own entries."""
         self.kind, self.given, self.home = kind, tuple(given), home
         self._entries: dict[str, Entry[T]] = {}
 
@@ -103,39 +95,46 @@ class Registry(Mapping[str, Entry[T]]):
         return self._entries
 
     def __call__(self, name: str, *, about: str, takes: Sequence[str] = ()) -> Callable[[F], F]:
-        """A decorator that registers what it decorates under ``name``."""
-        if name in self._entries:
-            raise ValueError(f"expected a new name for the {self.kind}, got {name!r}, which is registered already")
+        """A decorator that registers a function or class under ``name``.
+
+        The same function may come again, as when a notebook's cell is run twice: it replaces the earlier one.
+        """
 
         def add(make: F) -> F:
+            ours = str(make.__module__).startswith(
+                "setwise."
+            )  # its module is part of the home, which is being imported
+            before = (self._entries if ours else self._all()).get(name)
+            if before is not None and not _same_origin(before.make, make):
+                raise ValueError(f"expected a new name for the {self.kind}, got {name!r}, which is registered already")
             self._entries[name] = Entry(name, about, make, self.given, tuple(takes))
             return make
 
         return add
 
     def __getitem__(self, name: str) -> Entry[T]:
-        """The entry of that name; an unknown one is answered with the nearest."""
+        """The entry of that name. An error about an unknown name suggests the nearest."""
         entries = self._all()
         if name in entries:
             return entries[name]
         if ":" in name:
             raise ValueError(
-                f"expected the {self.kind} to be registered, got {name!r}, a function of your own, from a file; files "
-                f"import nothing: name it on the command line or in Python too, as in --{self.kind} {name}"
+                f"expected the {self.kind} to be registered, got {name!r}, a function of your own; files import "
+                f"nothing: name it on the command line or in Python too, as in --{self.kind} {name}"
             )
         family, slash, member = name.partition("/")
-        if slash and member and family + slash in entries:
+        if member and family + slash in entries:
             whole = entries[family + slash]
-            return Entry(name, whole.about, _bound(whole.make, member), self.given)
+            return Entry(name, whole.about, partial(whole.make, member), self.given)
         raise ValueError(f"expected the {self.kind} to be registered{known(name, entries)}")
 
     def trust(self, name: str) -> None:
-        """Import what "module:function" names, because a person asked for it; other names are left as they are."""
+        """Import the function that "module:function" names, because a person wrote it. Other names do nothing."""
         if ":" in name and name not in self._entries:
             self._entries[name] = Entry(name, f"{name}, imported.", _imported(name, self.kind), self.given)
 
     def __contains__(self, name: object) -> bool:
-        """Whether it is registered under this very name."""
+        """Whether an entry has this very name."""
         return isinstance(name, str) and name in self._all()
 
     def __iter__(self) -> Iterator[str]:
@@ -150,56 +149,56 @@ class Registry(Mapping[str, Entry[T]]):
         return entry.make(**given, **entry.fill(options or {}))
 
 
-def known(name: object, names: Mapping[str, object]) -> str:
-    """The end of a message about an unknown name: what came, the nearest, and all that there are."""
-    near = get_close_matches(str(name), names, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+def _same_origin(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
+    """Whether both are the same definition, or both come from a notebook or script, which may be run again."""
+    if one.__module__ == other.__module__ == "__main__":
+        return True
+    names = [getattr(make, "__qualname__", "<locals>") for make in (one, other)]  # a function's own makes many
+    return one.__module__ == other.__module__ and names[0] == names[1] and "<locals>" not in names[0]
+
+
+def nearest(name: object, names: Iterable[str], cutoff: float = 0.6) -> str:
+    """The end of a message about an unknown name: the nearest of ``names``, if one is near."""
+    near = get_close_matches(str(name), names, n=1, cutoff=cutoff)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def known(name: object, names: Iterable[str]) -> str:
+    """The end of a message about an unknown name: the names to choose from, if they are few, and the nearest."""
+    names = list(names)
     choices = f", one of {', '.join(names) or 'none'}" if len(names) <= MANY else ""
-    return f"{choices}, got {name!r}{hint}"
+    return f"{choices}, got {name!r}{nearest(name, names)}"
 
 
-def _like(default: object) -> Any:
+def _kind_of(default: object) -> Any:
     """The kind of a parameter that has no annotation."""
     return Any if default is inspect.Parameter.empty or default is None else type(default)
 
 
-def _bound(make: Callable[..., T], member: str) -> Callable[..., T]:
-    """``make`` with its first parameter filled in, and a signature without it."""
-    signature = inspect.signature(make)
-    first, *others = signature.parameters.values()
-
-    def bound(**options: Any) -> T:
-        return make(member, **options)
-
-    bound.__signature__ = signature.replace(parameters=others)  # type: ignore[attr-defined]
-    hints = typing.get_type_hints(make)
-    bound.__annotations__ = {name: kind for name, kind in hints.items() if name != first.name}
-    return bound
-
-
 def _imported(name: str, kind: str) -> Callable[..., Any]:
-    """What "module:function" names."""
+    """The function that "module:function" names."""
     module, _, attribute = name.partition(":")
     try:
-        found = getattr(importlib.import_module(module), attribute)
+        function = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(
             f"expected the {kind} as module:function that can be imported, got {name!r} ({error})"
         ) from error
-    if not callable(found):
-        raise ValueError(f"expected {name!r} to be a function that makes the {kind}, got {type(found).__name__}")
-    return typing.cast(Callable[..., Any], found)
+    if not callable(function):
+        raise ValueError(f"expected {name!r} to be a function that makes the {kind}, got {type(function).__name__}")
+    return typing.cast(Callable[..., Any], function)
 
 
 def load_file(path: Path) -> None:
-    """Run a user's Python file, which registers things; its errors are its own."""
+    """Run a user's Python file, which registers things. Its errors are its own."""
     if not path.is_file():
         raise ValueError(f"expected a Python file that registers something, got {path}, which is not there")
-    specification = importlib.util.spec_from_file_location(f"setwise_use_{path.stem}", path)
+    name = str(path.resolve())  # two files may have the same last part
+    specification = importlib.util.spec_from_file_location(name, path)
     assert specification is not None
     assert specification.loader is not None
     module = importlib.util.module_from_spec(specification)
-    sys.modules[specification.name] = module  # where dataclasses look for it
+    sys.modules[name] = module  # where dataclasses look for it
     specification.loader.exec_module(module)
 
 
@@ -212,17 +211,21 @@ def load_entry_points() -> None:
 
 
 def convert(value: object, kind: Any, name: str) -> Any:
-    """``value``, from a file or a command line, as ``kind``, an annotation; an error says what was expected."""
+    """``value``, from a file or a command line, as ``kind``, an annotation. An error says what was expected."""
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any:
         return value
     if origin is Literal:
         if value in inner:
             return value
-        raise ValueError(f"expected {name}{known(value, dict.fromkeys(map(str, inner)))}")
+        raise ValueError(f"expected {name}{known(value, map(str, inner))}")
     if origin in (typing.Union, types.UnionType):
-        return _first_of(value, inner, name)
-    if origin is tuple:
+        for one in sorted(inner, key=lambda kind: (kind is not type(None), kind is str)):  # None first, words last
+            try:
+                return convert(value, one, name)
+            except ValueError:
+                continue
+    elif origin is tuple:
         parts = value.split(",") if isinstance(value, str) else value
         if not isinstance(parts, (list, tuple)):
             raise ValueError(f"expected {name} to be a list, got {value!r}")
@@ -230,34 +233,22 @@ def convert(value: object, kind: Any, name: str) -> Any:
         if len(kinds) != len(parts):
             raise ValueError(f"expected {name} to be {len(kinds)} values, got {value!r}")
         return tuple(convert(part, one, name) for part, one in zip(parts, kinds, strict=True))
-    if kind is bool and str(value).lower() in ("true", "false"):
+    elif kind is bool and str(value).lower() in ("true", "false"):
         return str(value).lower() == "true"
-    if kind is type(None) and (value is None or str(value).lower() == "none"):
+    elif kind is type(None) and (value is None or str(value).lower() == "none"):
         return None
-    if kind in (int, float) and not isinstance(value, bool) and isinstance(value, (Real, str)):  # numpy's too
-        try:
-            found = kind(value)
-        except (ValueError, OverflowError):
-            found = None
-        if found is not None and (isinstance(value, str) or found == value):
-            return found
-    if kind is str and isinstance(value, str):
-        return value
+    elif kind in (int, float) and not isinstance(value, bool) and isinstance(value, (Real, str)):  # numpy's too
+        with suppress(ValueError, OverflowError):
+            number = kind(value)
+            if isinstance(value, str) or number == value:
+                return number
+    elif kind in (str, Path) and isinstance(value, str):
+        return kind(value)
     raise ValueError(f"expected {name} to be {words(kind)}, got {value!r}")
 
 
-def _first_of(value: object, kinds: Sequence[Any], name: str) -> Any:
-    """``value`` as the first of ``kinds`` that takes it, None before words."""
-    for kind in sorted(kinds, key=lambda kind: (kind is not type(None), kind is str)):
-        try:
-            return convert(value, kind, name)
-        except ValueError:
-            continue
-    raise ValueError(f"expected {name} to be {' or '.join(filter(None, map(words, kinds)))}, got {value!r}")
-
-
 def words(kind: Any) -> str:
-    """What an annotation allows, for people; nothing where it is not for them."""
+    """What an annotation allows, for people. Empty for kinds that nobody can type, such as tensors."""
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin is Literal:
         return "one of " + ", ".join(map(str, inner))
@@ -266,4 +257,4 @@ def words(kind: Any) -> str:
     if origin is tuple:
         return "values, with commas" if inner[1:] == (...,) else f"{len(inner)} values, with commas"
     plain = {bool: "true or false", int: "a whole number", float: "a number", str: "a word", type(None): "none"}
-    return plain.get(kind, "")
+    return "a path" if kind is Path else plain.get(kind, "")

@@ -1,0 +1,81 @@
+"""A line on every field of a recipe, for help and completion."""
+
+from __future__ import annotations
+
+import typing
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import setwise.register as register
+from setwise.losses.objective import Objective, Term
+from setwise.recipe import CHOSEN, Data, Evaluation, Head, Probe, Recipe, flat
+from setwise.registry import Registry, words
+
+PLAIN = {  # fields that every recipe has
+    "about": "a line for people",
+    "epochs": "how often every image is seen",
+    "batch": "images in a step",
+    "drop_last": "leave out the last, partial batch of an epoch",
+    "precision": "of the network; auto is bfloat16 on a GPU",
+    "data.source": "a name of `setwise data list`, or a folder",
+    "data.validation": "test on so many training images, kept apart, not on the test split",
+    "data.instances": "for matching: how many images are halved",
+    "data.split_seed": "which images are kept apart",
+    "head.hidden": "width of the head's hidden layer",
+    "head.out": "dimensions that the losses see",
+    "evaluation.probe.epochs": "of the linear probe",
+    "evaluation.probe.batch": "of the linear probe",
+    "evaluation.probe.lr": "of the linear probe",
+}
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field of a recipe, as an option of the command line."""
+
+    option: str  # "--objective.temperature"
+    value: Any
+    about: str
+    choices: tuple[str, ...] = ()
+    flag: bool = False  # true or false
+
+
+def describe(recipe: Recipe) -> list[Field]:
+    """Every field of the recipe: those of no table first, as in its file."""
+    kinds, values = _kinds(recipe), flat(recipe.tree())
+    return [_field(path, values[path], kinds[path]) for path in sorted(values, key=lambda path: "." in path)]
+
+
+def _field(path: str, value: Any, kind: Any) -> Field:
+    option = "--data" if path == "data.source" else f"--{path.replace('_', '-')}"
+    if isinstance(kind, Registry):
+        names = ", ".join(f"{name}..." if name.endswith("/") else name for name in kind)
+        about = f"{PLAIN[path]}: {names}" if path in PLAIN else names
+        short = option.removesuffix(".name").removesuffix(".preset")
+        return Field(short, value, about, tuple(name for name in kind if not name.endswith("/")))
+    choices = typing.get_args(kind) if typing.get_origin(kind) is Literal else ()
+    says = [PLAIN.get(path, ""), words(kind) if choices or path not in PLAIN else ""]
+    return Field(option, value, ": ".join(filter(None, says)), choices, kind is bool)
+
+
+def _kinds(recipe: Recipe) -> dict[str, Any]:
+    """The annotation of each field by its path; a registry for a name that is chosen from one."""
+    kinds: dict[str, Any] = typing.get_type_hints(Recipe)
+    for before, table in (("data", Data), ("head", Head), ("evaluation", Evaluation), ("evaluation.probe", Probe)):
+        kinds |= {f"{before}.{name}": kind for name, kind in typing.get_type_hints(table).items()}
+    chosen: list[tuple[str, Registry[Any], str, str]] = [
+        (part, registry, key, getattr(recipe, part).name) for part, (registry, key) in CHOSEN.items()
+    ]
+    if recipe.data.source in register.data:
+        chosen.append(("data", register.data, "source", recipe.data.source))
+    if recipe.objective is not None:
+        kinds["objective.weight"] = typing.get_type_hints(Objective)["weight"]
+        chosen.append(("objective", register.loss, "loss", recipe.objective.loss.name))
+        for term in recipe.objective.terms:
+            before = f"objective.terms.{term.term.name}"
+            chosen.append((before, register.term, "term", term.term.name))
+            kinds |= {f"{before}.{name}": typing.get_type_hints(Term)[name] for name in ("weight", "on")}
+    for before, registry, key, name in chosen:
+        kinds[f"{before}.{key}"] = registry
+        kinds |= {f"{before}.{option}": one.kind for option, one in registry[name].options.items()}
+    return kinds

@@ -1,0 +1,11 @@
+"""Options that several commands have."""
+
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+Device = Annotated[str, tyro.conf.arg(help="cpu, cuda, ...; a GPU if there is one")]
+Root = Annotated[Path | None, tyro.conf.arg(help="folder of the data sets; $SETWISE_DATA or ~/.cache/setwise if none")]
+Run = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(help="a run's folder, or its checkpoint")]
+Use = Annotated[tuple[Path, ...], tyro.conf.arg(help="Python files that register more")]
