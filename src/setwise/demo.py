@@ -268,8 +268,8 @@ def _page(found: Found, tables: Sequence[Shown], picture: bytes | None) -> Page:
 
 def _curve(found: list[dict[str, Any]], term: str) -> list[tuple[float, float]]:
     """A loss term's mean over the seeds, by epoch."""
-    epochs = zip(*(record["epochs"] for record in found), strict=True)
-    return [(rows[0]["epoch"], sum(row[term] for row in rows) / len(rows)) for rows in epochs]
+    values = zip(*(record["epochs"][term] for record in found), strict=True)
+    return [(epoch, sum(row) / len(row)) for epoch, row in zip(found[0]["epochs"]["epoch"], values, strict=True)]
 
 
 def _modesty(seeds: int) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -18,8 +18,9 @@ import setwise.records as records
 from setwise.losses.objective import Choice
 from setwise.paper.numbers import word
 from setwise.paper.objectives import objective_words, preset_of, same_objective, weight_of
-from setwise.paper.recipes import CELLS, MATCHING_LOSSES, recipe
+from setwise.paper.recipes import CELLS, MATCHING_LOSSES, Cell, recipe
 from setwise.recipe import CHOSEN, Recipe, flat
+from setwise.records.run import by_seed, mean_of
 from setwise.records.statistics import MeanStd, PairedDifference, mean_std, number, paired_difference
 
 TERMS = {"": "", "qare": "QARe", "gap": "alignment gap", "control": "structural difference"}
@@ -30,25 +31,20 @@ FORMS = ("paper", "released", "modern")
 _PLACES = {(cell.kind, cell.form, cell.data, cell.encoder, cell.base, cell.term) for cell in CELLS.values()}
 
 
-@dataclass(frozen=True)
-class Run:
-    """A record that has a place in a table."""
+@dataclass(frozen=True, eq=False)
+class Run(records.Run):
+    """A run that has a place in a table."""
 
-    path: str  # below the folder of records
-    record: dict[str, Any]
-    kind: str  # "matching" or "classification"
-    form: str  # what the recipe's name begins with
-    data: str
-    encoder: str
-    instances: int | None
-    base: str  # loss of matching, or method
-    term: str  # one of TERMS
+    cell: Cell  # what its named recipe is made of
     weight: float | None
     loss: str  # another one than the named recipe's, or nothing
     usual: bool  # loss and weight are the named recipe's
     changed: str  # what else of the named recipe was changed, in words
-    seed: int
-    validation: int  # training images that were tested on instead of the test split
+
+    @property
+    def data(self) -> str:
+        """The data of its named recipe."""
+        return self.cell.data
 
 
 @dataclass(frozen=True)
@@ -68,14 +64,12 @@ class Row:
         return word(self.base) + (f" + {TERMS[self.term]}" if self.term else "") + self.said
 
     def values(self, measure: str) -> dict[int, float]:
-        """A final measure, a share of one, in per cent, by seed; seeds without it are left out."""
-        found = {seed: number(run.record["final"].get(measure)) for seed, run in self.runs.items()}
-        return {seed: 100 * value for seed, value in found.items() if value is not None}
+        """A final measure by seed, shares in per cent; seeds without it are left out."""
+        return by_seed(self.runs.values(), measure)
 
     def mean(self, measure: str) -> MeanStd | None:
         """Over its seeds; None if there are none."""
-        values = self.values(measure)
-        return mean_std(list(values.values())) if values else None
+        return mean_of(self.values(measure))
 
 
 @dataclass(frozen=True)
@@ -145,13 +139,14 @@ def collect(results: Path) -> tuple[list[Run], list[str]]:
             continue
         place = path.relative_to(top).as_posix()
         try:
-            run = _run(place, records.read(path))
+            run = _placed(records.read_run(path, place))
         except ValueError as error:
             aside.append(f"{place}: {str(error).replace(str(path), path.name)}")  # the page is for other machines
             continue
-        key = (run.record["name"], run.loss, run.weight, run.seed, run.instances, run.changed)
+        name = run.record["name"]
+        key = (name, run.loss, run.weight, run.seed, run.recipe.data.instances, run.changed)
         taken, other = found.get(key, run), run
-        if place == f"{run.record['name']}/seed-{run.seed}.json":  # a table's own, before a sweep's of the same weight
+        if place == f"{name}/seed-{run.seed}.json":  # a table's own, before a sweep's of the same weight
             taken, other = run, taken
         found[key] = taken
         if other is not taken:
@@ -159,32 +154,11 @@ def collect(results: Path) -> tuple[list[Run], list[str]]:
     return list(found.values()), aside
 
 
-def _run(place: str, record: dict[str, Any]) -> Run:
-    name, seed = record.get("name"), record.get("seed")
+def _placed(run: records.Run) -> Run:
+    name = run.record.get("name")
     if not isinstance(name, str) or name not in CELLS:
         raise ValueError(f"expected a run of a named recipe, got {name!r}")
-    if not isinstance(record.get("recipe"), dict) or isinstance(seed, bool) or not isinstance(seed, int):
-        raise ValueError("expected a record with its recipe and its seed, got neither or one of them")
-    records.check_final(record)
-    cell, mine = CELLS[name], records.recipe_of(record)
-    weight, loss, usual, changed = _against(name, json.dumps(record["recipe"]))
-    return Run(
-        path=place,
-        record=record,
-        kind=cell.kind,
-        form=cell.form,
-        data=cell.data,
-        encoder=cell.encoder,
-        instances=mine.data.instances,
-        base=cell.base,
-        term=cell.term,
-        weight=weight,
-        loss=loss,
-        usual=usual,
-        changed=changed,
-        seed=seed,
-        validation=mine.data.validation,
-    )
+    return Run(run.path, run.record, run.seed, CELLS[name], *_against(name, json.dumps(run.record["recipe"])))
 
 
 @lru_cache(maxsize=256)
@@ -216,8 +190,9 @@ def groups(runs: Iterable[Run]) -> list[Group]:
     sorted_in: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
         # Our own terms stand beside the paper's losses. Of classification, forms are never mixed.
-        form = "" if run.kind == "matching" else run.form
-        key = (run.kind, form, run.data, run.encoder, run.instances, run.changed)
+        cell = run.cell
+        form = "" if cell.kind == "matching" else cell.form
+        key = (cell.kind, form, cell.data, cell.encoder, run.recipe.data.instances, run.changed)
         sorted_in.setdefault(key, []).append(run)
 
     def order(key: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -245,7 +220,7 @@ def _group(key: tuple[Any, ...], runs: list[Run]) -> Group:
         wanted = [(b, t) for b in METHODS for t in TERMS if (kind, form, data, encoder, b, t) in _PLACES]
     rows, choices = [], []
     for base, term in wanted:
-        mine = [run for run in runs if (run.base, run.term) == (base, term)]
+        mine = [run for run in runs if (run.cell.base, run.cell.term) == (base, term)]
         if kind == "matching" and term in OUR_TERMS:
             row, said = _chosen(base, term, [run for run in mine if not run.loss])
             rows.append(row)
@@ -280,7 +255,7 @@ def _group(key: tuple[Any, ...], runs: list[Run]) -> Group:
 
 
 def _kept_apart(runs: Sequence[Run]) -> int:
-    return runs[0].validation if runs else 0
+    return runs[0].recipe.data.validation if runs else 0
 
 
 def _chosen(base: str, term: str, runs: list[Run]) -> tuple[Row, str]:
@@ -303,23 +278,6 @@ def _chosen(base: str, term: str, runs: list[Run]) -> tuple[Row, str]:
 
 def _list(values: Iterable[float]) -> str:
     return ", ".join(f"{value:g}" for value in values)
-
-
-def mean_curve(runs: Iterable[Run], value: Callable[[dict[str, Any]], object]) -> list[tuple[float, float]]:
-    """(epoch, mean over the runs) where every run has a finite value: a mean over changing seeds would jump."""
-    found = []
-    for run in runs:
-        pairs = [(number(row.get("epoch")), number(value(row))) for row in epochs(run)]
-        found.append({epoch: y for epoch, y in pairs if epoch is not None and y is not None})
-    shared = sorted(set.intersection(*map(set, found))) if found else []
-    # Not fmean, which raises where the sum of losses that went astray leaves float64's range.
-    return [(epoch, sum(one[epoch] for one in found) / len(found)) for epoch in shared]
-
-
-def epochs(run: Run) -> list[dict[str, Any]]:
-    """What a record holds of each epoch; nothing where it holds something else."""
-    found = run.record.get("epochs")
-    return [row for row in found if isinstance(row, dict)] if isinstance(found, list) else []
 
 
 def sittings(run: Run) -> list[dict[str, Any]]:

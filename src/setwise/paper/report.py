@@ -6,22 +6,21 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import setwise.records as records
 import setwise.register as register
 from setwise.checks import see
 from setwise.paper.ablation import ablation_answer, ablation_table, is_ablation
 from setwise.paper.claims import claims, differences, lead, pictured, settings
-from setwise.paper.collected import Group, Run, collect, groups, mean_curve, sittings
+from setwise.paper.collected import Group, Run, collect, groups, sittings
 from setwise.paper.figures import Timing, cost_table, costs_onto, sweep_onto, sweep_table, sweeps, timings
 from setwise.paper.numbers import word
 from setwise.paper.spectra import looks_table, spectra_onto
 from setwise.paper.tables import changes_table, said_by_changes, tables_of
+from setwise.records.run import mean_curve
 from setwise.records.statistics import number
-from setwise.report.any_runs import AnyRun
 from setwise.report.page import Page
 from setwise.report.tables import Table
 from setwise.terminal import visible
@@ -36,7 +35,7 @@ LONGEST = 120  # of a file's name: file systems take 255 bytes
 
 def own_tables(found: Sequence[Group]) -> list[Table]:
     """Those that users registered, each made of all runs."""
-    runs = [AnyRun(r.path, r.record, records.fields_of(r.record), r.seed) for group in found for r in group.runs]
+    runs = [run for group in found for run in group.runs]
     return [entry.make(runs) for entry in register.table.values()]
 
 
@@ -146,19 +145,20 @@ def _more_to_see(found: Sequence[Group]) -> list[Group]:
 def _curves(page: Page, group: Group) -> None:
     """Validation accuracy of each matching loss; the terms of the loss of each contrastive method."""
     bases = dict.fromkeys(row.base for row in group.rows if row.runs)
-    kinds: dict[str, tuple[str, str, Callable[[dict[str, Any]], object]]]
+    kinds: dict[str, tuple[str, str, tuple[str, ...]]]
     if group.kind == "matching":
-        kinds = {"validation accuracy": ("accuracy", "%", lambda epoch: epoch.get("val_accuracy"))}
+        kinds = {"validation accuracy": ("accuracy", "%", ("val_accuracy",))}
     else:
         kinds = {
-            "loss without the set-level term": ("loss", "", lambda epoch: epoch.get("pairwise", epoch.get("loss"))),
-            "set-level term": ("term", "", lambda epoch: epoch.get("regularizer")),
+            "loss without the set-level term": ("loss", "", ("pairwise", "loss")),
+            "set-level term": ("term", "", ("regularizer",)),
         }
     for base in bases:
         rows = [row for row in group.rows if row.base == base and row.runs and group.is_main(row)]
-        for what, (y, unit, value) in kinds.items():
+        for what, (y, unit, names) in kinds.items():
             scale = 100.0 if unit else 1.0
-            series = {row.label: [(x, scale * v) for x, v in mean_curve(row.runs.values(), value)] for row in rows}
+            means = {row.label: mean_curve(run.curve(*names) for run in row.runs.values()) for row in rows}
+            series = {label: [(x, scale * v) for x, v in points] for label, points in means.items()}
             if any(series.values()):  # a row without any keeps its colour
                 title = f"{word(base)}, {what}"
                 page.curves(title, series, x="epoch", y=f"{y}, {unit}".rstrip(", "), note=group.title)

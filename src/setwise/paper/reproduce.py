@@ -6,7 +6,6 @@ the list, on one machine or on several that share the folder; records made elsew
 
 from __future__ import annotations
 
-import json
 import multiprocessing as mp
 import os
 import shutil
@@ -134,8 +133,7 @@ def _run(job: Job, path: Path, scratch: Path, device: torch.device, root: Path |
     how = How(device, resume=True, quiet=True)
     try:
         record = run_of(job.recipe)(job.recipe, folder, name=job.name, seed=job.seed, how=how, root=root)
-        record = {"format": records.FORMAT, **record, "variant": job.variant}
-        write_text(path, json.dumps(record) + "\n")
+        records.write(path, record)
         if forget:
             shutil.rmtree(folder)
     except Interrupted:

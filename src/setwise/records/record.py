@@ -1,4 +1,23 @@
-"""Run records: one self-contained JSON file a run, written by the program only."""
+"""Run records: one self-contained JSON file a run. ``of_run`` makes it, ``write`` writes it, ``read`` reads it.
+
+What a record holds ("setwise run 2"):
+
+    format, name, seed       the format; what the run is called; its seed
+    recipe                   every field that decided the run, as ``Recipe.tree`` gives it
+    precision, processes     what it computed in, and over how many processes
+    commit, versions, hardware, command        of the process that evaluated it
+    earlier                  the same of other processes that trained a part of it, each with its first epoch; if any
+    data                     the data's name and how many images each split has
+    timings                  seconds: of all training, of each part of the evaluation
+    epochs                   a column for each measure, "epoch" the first: {"epoch": [1, 2], "loss": [5.5, 5.2]};
+                             six significant digits
+    structure                of some epochs, columns likewise, and spectra of the last one; see ``records.structure``
+    final                    what was measured in the end; accuracies are shares of one
+
+Learning rate, seconds and images per second of every epoch, and all spectra, are in the run's folder (metrics.csv and
+metrics.jsonl). "setwise run 1" had them too, with a row for each epoch; ``read`` gives the same for both formats, and
+``compact`` makes a file of the first one of the second.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +29,16 @@ from typing import Any
 
 from setwise.recipe import Recipe, flat, upgrade
 from setwise.records.statistics import number
+from setwise.records.structure import columns_of_looks
 from setwise.training.checkpoint import Checkpoint, write_text
 from setwise.training.engine import Engine
 from setwise.training.surroundings import plain_path, same, surroundings
 
-FORMAT = "setwise run 1"
+FORMAT, FIRST_FORMAT = "setwise run 2", "setwise run 1"
 FILE = "record.json"
-LARGEST = 16 * 2**20  # bytes of a record that is read; one of 200 epochs has less than 1 MiB
+LARGEST = 16 * 2**20  # bytes of a record that is read; one of 200 epochs has about 10 KiB
+DIGITS = 6
+PER_EPOCH = ("structure", "lr", "seconds", "images_per_second")  # of a history, not among a record's epochs
 
 
 def of_run(name: str, engine: Engine, last: Checkpoint, data: dict[str, Any]) -> dict[str, Any]:
@@ -28,6 +50,7 @@ def of_run(name: str, engine: Engine, last: Checkpoint, data: dict[str, Any]) ->
     here = surroundings(engine.device)
     earlier = [sitting for sitting in last.sittings if not same(sitting, here)]
     return {
+        "format": FORMAT,
         "name": name,
         "recipe": _private(engine.recipe).tree(),
         "seed": engine.seed,
@@ -37,20 +60,31 @@ def of_run(name: str, engine: Engine, last: Checkpoint, data: dict[str, Any]) ->
         **({"earlier": earlier} if earlier else {}),
         "data": data,
         "timings": {"training_seconds": last.seconds},
-        "epochs": last.history,
+        **_columns(last.history),
         "final": {},
     }
 
 
-def write(folder: Path, record: dict[str, Any]) -> Path:
-    """Write ``record`` into a run's folder, whole or not at all. Its numbers are finite: JSON has no others."""
-    path = folder / FILE
+def _columns(history: object) -> dict[str, Any]:
+    """The epochs and looks of a run's history, a list of rows, as a record has them."""
+    rows = [row for row in history if isinstance(row, dict)] if isinstance(history, list) else []
+    names = dict.fromkeys(name for row in rows for name in row if name not in PER_EPOCH)
+    epochs = {name: [_rounded(row.get(name)) for row in rows] for name in names}
+    looks = columns_of_looks(rows)
+    return {"epochs": epochs, **({"structure": looks} if looks else {})}
+
+
+def _rounded(value: Any) -> Any:
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
+
+
+def write(path: Path, record: dict[str, Any]) -> None:
+    """Write ``record``, whole or not at all. Its numbers are finite: JSON has no others."""
     try:
-        text = json.dumps({"format": FORMAT, **record}, indent=1, allow_nan=False)
+        text = json.dumps({**record, "format": FORMAT}, separators=(",", ":"), allow_nan=False)
     except ValueError as error:
         raise ValueError(f"expected finite numbers for {path}, got others ({error}); None stands for them") from error
     write_text(path, text + "\n")
-    return path
 
 
 def read_json(path: Path) -> Any:
@@ -68,12 +102,22 @@ def read_json(path: Path) -> Any:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The record in a run's folder, or in a file."""
+    """The record in a run's folder, or in a file, as if today's version had written it."""
     path = path / FILE if path.is_dir() else path
-    found = read_json(path)
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
+    record = read_json(path)
+    if not isinstance(record, dict) or record.get("format") not in (FORMAT, FIRST_FORMAT):
         raise ValueError(f"expected a record that setwise wrote at {path}, got another file")
-    return found
+    if record["format"] == FIRST_FORMAT:
+        record |= {"format": FORMAT, **_columns(record.get("epochs"))}
+    return record
+
+
+def compact(folder: Path) -> int:
+    """Write records of the first format below ``folder`` in today's, a third of their size; how many there were."""
+    paths = [path for path in sorted(folder.rglob("*.json")) if FIRST_FORMAT.encode() in path.read_bytes()[:100]]
+    for path in paths:
+        write(path, read(path))
+    return len(paths)
 
 
 def check_final(record: dict[str, Any]) -> None:
@@ -102,9 +146,12 @@ def _recipe(text: str) -> Recipe:
 
 def fields_of(record: dict[str, Any]) -> dict[str, Any]:
     """Every field of a record's recipe by its path, whether what it names is registered here or not."""
-    tree = record.get("recipe")
-    if not isinstance(tree, dict):
-        raise ValueError("expected a record with its recipe, got none")
+    return _fields(json.dumps(record["recipe"]))
+
+
+@lru_cache(maxsize=256)
+def _fields(text: str) -> dict[str, Any]:
+    tree = json.loads(text)
     return flat(upgrade(tree) if "initial" in tree else tree)
 
 

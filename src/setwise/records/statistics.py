@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Literal
 
+LARGEST = sys.float_info.max
 EQUAL = 1e-9  # a spread below this share of the mean is rounding
 
 
@@ -85,10 +87,6 @@ def holm(values: Sequence[float]) -> list[float]:
 
 def number(value: object) -> float | None:
     """What a record holds, if it is a finite number; None if not."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        found = float(value)
-    except OverflowError:  # an integer beyond floats
-        return None
-    return found if math.isfinite(found) else None
+    if isinstance(value, int | float) and not isinstance(value, bool) and -LARGEST <= value <= LARGEST:
+        return float(value)
+    return None

@@ -6,39 +6,23 @@ differ, or by those that are asked for.
 
 from __future__ import annotations
 
-import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import setwise.records as records
 import setwise.register as register
-from setwise.records.statistics import MeanStd, PairedDifference, mean_std, number, paired_difference
+from setwise.records.run import Run, by_seed, mean_curve, mean_of, read_run
+from setwise.records.statistics import MeanStd, PairedDifference, paired_difference
 from setwise.registry import known
 from setwise.report.chart import Interval
 from setwise.report.page import Page
 from setwise.report.tables import NOTE, Cell, Table, shown
 
-SHARES = "accuracy"  # measures that end so are shares, shown in per cent
 FIRST = ("probe_accuracy", "held_out_accuracy", "test_accuracy")  # the first that is there answers
 LABELS = ("about",)  # fields that decide nothing
-
-
-@dataclass(frozen=True)
-class AnyRun:
-    """A record, wherever it lies, and the fields of its recipe by their paths."""
-
-    path: str
-    record: dict[str, Any] = field(repr=False)
-    fields: dict[str, Any] = field(repr=False)
-    seed: int
-
-    def measure(self, name: str) -> float | None:
-        """A final number; accuracies in per cent."""
-        value = number(self.record.get("final", {}).get(name))
-        return value if value is None or not name.endswith(SHARES) else 100 * value
 
 
 @dataclass(frozen=True)
@@ -46,20 +30,18 @@ class AnyGroup:
     """Runs that differ in the seed alone, and by which values they differ from the others."""
 
     values: tuple[Any, ...]
-    runs: tuple[AnyRun, ...]
+    runs: tuple[Run, ...]
 
     def by_seed(self, measure: str) -> dict[int, float]:
         """A measure of each seed that has it."""
-        found = {run.seed: run.measure(measure) for run in self.runs}
-        return {seed: value for seed, value in found.items() if value is not None}
+        return by_seed(self.runs, measure)
 
     def mean(self, measure: str) -> MeanStd | None:
         """Over the seeds."""
-        values = list(self.by_seed(measure).values())
-        return mean_std(values) if values else None
+        return mean_of(self.by_seed(measure))
 
 
-def read_runs(places: Iterable[Path]) -> tuple[list[AnyRun], list[str]]:
+def read_runs(places: Iterable[Path]) -> tuple[list[Run], list[str]]:
     """All records at or below ``places``, and what is there but cannot be read, in words."""
     found, aside = [], []
     for place in places:
@@ -68,15 +50,15 @@ def read_runs(places: Iterable[Path]) -> tuple[list[AnyRun], list[str]]:
         paths = [place] if place.is_file() else sorted({*place.rglob(records.FILE), *place.rglob("seed-*.json")})
         for path in paths:
             try:
-                record = records.read(path)
-                records.check_final(record)
-                found.append(AnyRun(str(path), record, records.fields_of(record), int(record["seed"])))
+                run = read_run(path)
+                assert run.fields
+                found.append(run)
             except (ValueError, KeyError, TypeError) as error:
                 aside.append(f"{path}: {error}")
     return found, aside
 
 
-def chosen(runs: Sequence[AnyRun], where: Sequence[str]) -> list[AnyRun]:
+def chosen(runs: Sequence[Run], where: Sequence[str]) -> list[Run]:
     """The runs whose fields have these values: "objective.temperature=0.2"."""
     for words in where:
         name, equals, value = words.partition("=")
@@ -87,7 +69,7 @@ def chosen(runs: Sequence[AnyRun], where: Sequence[str]) -> list[AnyRun]:
     return list(runs)
 
 
-def path_of(name: str, runs: Sequence[AnyRun]) -> str:
+def path_of(name: str, runs: Sequence[Run]) -> str:
     """The field that ``name``, its path or the last part of it, stands for."""
     paths = {path: None for run in runs for path in run.fields}
     near = sorted((path for path in paths if path == name or path.endswith(f".{name}")), key=lambda x: x.count("."))
@@ -96,21 +78,21 @@ def path_of(name: str, runs: Sequence[AnyRun]) -> str:
     return near[0]
 
 
-def differing(runs: Sequence[AnyRun]) -> list[str]:
+def differing(runs: Sequence[Run]) -> list[str]:
     """The fields that do not have the same value in all runs."""
     paths = dict.fromkeys(path for run in runs for path in run.fields if path not in LABELS)
     return [path for path in paths if len({repr(run.fields.get(path)) for run in runs}) > 1]
 
 
-def group_by(runs: Sequence[AnyRun], paths: Sequence[str]) -> list[AnyGroup]:
+def group_by(runs: Sequence[Run], paths: Sequence[str]) -> list[AnyGroup]:
     """The runs by the values of these fields, in the order in which they come."""
-    sorted_in: dict[str, list[AnyRun]] = {}
+    sorted_in: dict[str, list[Run]] = {}
     for run in runs:
         sorted_in.setdefault(repr([run.fields.get(path) for path in paths]), []).append(run)
     return [AnyGroup(tuple(members[0].fields.get(p) for p in paths), tuple(members)) for members in sorted_in.values()]
 
 
-def measures_of(runs: Sequence[AnyRun]) -> list[str]:
+def measures_of(runs: Sequence[Run]) -> list[str]:
     """What was measured at the end of some run, the one that answers first."""
     names = dict.fromkeys(name for run in runs for name in run.record["final"] if run.measure(name) is not None)
     return sorted(names, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
@@ -164,7 +146,7 @@ def report_runs(places: Sequence[Path], out: Path, *, where: Sequence[str] = (),
     for one in tables:
         one.onto(page)
     page.heading("Learning curves")
-    series = {label(group, paths): _curve(group) for group in groups}
+    series = {label(group, paths): mean_curve(run.curve("loss") for run in group.runs) for group in groups}
     page.curves("loss", series, x="epoch", y="loss, mean over the seeds")
     page.heading("Where the numbers come from")
     page.details(f"{len(runs)} records", "\n".join(f"{run.path}: seed {run.seed}" for run in runs))
@@ -197,14 +179,3 @@ def _pictured(groups: Sequence[AnyGroup], paths: Sequence[str], measure: str) ->
             bounds = None if found.low is None or found.high is None else (found.low, found.high)
             rows.append(Interval(label(group, paths), shown(found), found.mean, bounds))
     return rows
-
-
-def _curve(group: AnyGroup) -> list[tuple[float, float]]:
-    """The mean loss at epochs that all runs of the group have."""
-    each: list[Mapping[float, float]] = []
-    for run in group.runs:
-        rows = [row for row in run.record.get("epochs") or [] if isinstance(row, dict)]
-        pairs = [(number(row.get("epoch")), number(row.get("loss"))) for row in rows]
-        each.append({epoch: loss for epoch, loss in pairs if epoch is not None and loss is not None})
-    shared = sorted(set.intersection(*map(set, each))) if each else []
-    return [(epoch, math.fsum(one[epoch] for one in each) / len(each)) for epoch in shared]

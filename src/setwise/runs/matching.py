@@ -143,7 +143,7 @@ def run_matching(
         start = untrained(recipe, data.train, seed).to(device)
         assert isinstance(start, Matching)
         write_page(folder, record, data.test, embed(start, data.test, device), embed(method, data.test, device))
-    records.write(folder, record)
+    records.write(folder / records.FILE, record)
     return record
 
 

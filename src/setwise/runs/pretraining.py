@@ -107,7 +107,7 @@ def pretrain(
             record["timings"] |= record["final"].pop("timings")
             if isinstance(engine.method, Supervised) and recipe.epochs:
                 record["final"]["classifier_accuracy"] = _classifier_accuracy(engine.method, test_set, device)
-        records.write(folder, record)
+        records.write(folder / records.FILE, record)
     return record
 
 
