@@ -6,7 +6,6 @@ recipes in the same way: a run of 4 epochs is never compared with one of 50. All
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +19,8 @@ from setwise.paper.numbers import word
 from setwise.paper.objectives import objective_words, preset_of, same_objective, weight_of
 from setwise.paper.recipes import CELLS, MATCHING_LOSSES, Cell, recipe
 from setwise.recipe import CHOSEN, Recipe, flat
-from setwise.records.run import by_seed, mean_of
+from setwise.records.record import recipe_from
+from setwise.records.run import by_seed, files_below, mean_of, read_runs
 from setwise.records.statistics import MeanStd, PairedDifference, mean_std, number, paired_difference
 
 TERMS = {"": "", "qare": "QARe", "gap": "alignment gap", "control": "structural difference"}
@@ -31,7 +31,7 @@ FORMS = ("paper", "released", "modern")
 _PLACES = {(cell.kind, cell.form, cell.data, cell.encoder, cell.base, cell.term) for cell in CELLS.values()}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Run(records.Run):
     """A run that has a place in a table."""
 
@@ -131,40 +131,34 @@ class Group:
 
 def collect(results: Path) -> tuple[list[Run], list[str]]:
     """The runs below ``results``/runs, and what is there but has no place in a table, in words."""
-    found: dict[tuple[object, ...], Run] = {}
-    aside = []
     top = results / "runs"
-    for path in sorted(top.rglob("*")):
-        if not path.is_file() or path.suffix == ".lock" or path.name.startswith("."):
-            continue
-        place = path.relative_to(top).as_posix()
-        try:
-            run = _placed(records.read_run(path, place))
-        except ValueError as error:
-            aside.append(f"{place}: {str(error).replace(str(path), path.name)}")  # the page is for other machines
-            continue
+    paths = (path for path in files_below(top) if path.suffix != ".lock")
+    runs, aside = read_runs(paths, _placed, top)
+    found: dict[tuple[object, ...], Run] = {}
+    for run in runs:
         name = run.record["name"]
         key = (name, run.loss, run.weight, run.seed, run.recipe.data.instances, run.changed)
         taken, other = found.get(key, run), run
-        if place == f"{name}/seed-{run.seed}.json":  # a table's own, before a sweep's of the same weight
+        if run.path == f"{name}/seed-{run.seed}.json":  # a table's own, before a sweep's of the same weight
             taken, other = run, taken
         found[key] = taken
         if other is not taken:
             aside.append(f"{other.path}: expected one record of a run, got a second one; {taken.path} is taken")
-    return list(found.values()), aside
+    return list(found.values()), sorted(aside)
 
 
 def _placed(run: records.Run) -> Run:
+    """The run with its place in the tables."""
     name = run.record.get("name")
     if not isinstance(name, str) or name not in CELLS:
         raise ValueError(f"expected a run of a named recipe, got {name!r}")
-    return Run(run.path, run.record, run.seed, CELLS[name], *_against(name, json.dumps(run.record["recipe"])))
+    return Run(run.path, run.record, run.seed, CELLS[name], *_against(name, run.recipe_text))
 
 
 @lru_cache(maxsize=256)
 def _against(name: str, text: str) -> tuple[float | None, str, bool, str]:
     """Weight, other loss, whether both are the named recipe's, and what else differs; ``text``: a recipe as JSON."""
-    named, mine = recipe(name), records.recipe_of({"recipe": json.loads(text)})
+    named, mine = recipe(name), recipe_from(text)
     weight = weight_of(mine)
     loss = "" if same_objective(mine, named) else preset_of(mine) or objective_words(mine, named)
     return weight, loss, not loss and weight == weight_of(named), ", ".join(_changes(mine, named))

@@ -1,9 +1,6 @@
 """Run records: one schema, one writer."""
 
-from setwise.records.record import FILE, FORMAT, check_final, compact, fields_of, of_run, read, read_json, recipe_of, write
-from setwise.records.run import Run, read_run
+from setwise.records.record import FILE, FORMAT, LARGEST, check_final, compact, of_run, read, recipe_of, write
+from setwise.records.run import Run
 
-__all__ = [
-    *("FILE", "FORMAT", "Run", "check_final", "compact", "fields_of", "of_run", "read", "read_json", "recipe_of"),
-    *("read_run", "write"),
-]
+__all__ = ["FILE", "FORMAT", "LARGEST", "Run", "check_final", "compact", "of_run", "read", "recipe_of", "write"]

@@ -133,24 +133,26 @@ def check_final(record: dict[str, Any]) -> None:
 
 def recipe_of(record: dict[str, Any]) -> Recipe:
     """A record's recipe; a field that is younger than the record has its default, what was done before the choice."""
+    return recipe_from(recipe_text(record))
+
+
+def recipe_text(record: dict[str, Any]) -> str:
+    """A record's recipe as JSON: the same for all seeds of a run, so that ``recipe_from`` and others read it once."""
     try:
-        return _recipe(json.dumps(record.get("recipe", {})))
+        return json.dumps(record.get("recipe", {}))
     except RecursionError as error:
         raise ValueError("expected a recipe's tables, got tables within tables without end") from error
 
 
 @lru_cache(maxsize=256)  # the seeds of a run have one recipe, and their records lie beside each other
-def _recipe(text: str) -> Recipe:
+def recipe_from(text: str) -> Recipe:
+    """The recipe of ``recipe_text``."""
     return Recipe.read(json.loads(text))
 
 
-def fields_of(record: dict[str, Any]) -> dict[str, Any]:
-    """Every field of a record's recipe by its path, whether what it names is registered here or not."""
-    return _fields(json.dumps(record["recipe"]))
-
-
 @lru_cache(maxsize=256)
-def _fields(text: str) -> dict[str, Any]:
+def fields_from(text: str) -> dict[str, Any]:
+    """Every field of the recipe of ``recipe_text`` by its path, whether what it names is registered here or not."""
     tree = json.loads(text)
     return flat(upgrade(tree) if "initial" in tree else tree)
 

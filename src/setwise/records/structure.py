@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
-from setwise.records.statistics import number
+from setwise.records.statistics import numbers
 
 MOST = 1e9  # of anything counted or measured here; beyond are broken records, whose sums could leave float64's range
 
@@ -60,26 +60,23 @@ def read_structures(columns: object) -> dict[float, Structure]:
     """The looks in a record by epoch; what is missing, is not finite or cannot be is left out."""
     if not isinstance(columns, dict) or not isinstance(columns.get("epoch"), list):
         return {}
+    epochs = numbers(columns["epoch"])
+
+    def column(name: str, most: float = MOST, scale: float = 1.0) -> list[float | None]:
+        values = numbers(columns[name]) if isinstance(columns.get(name), list) else []
+        sound = [scale * value if value is not None and 0 <= value <= most else None for value in values]
+        return (sound + [None] * len(epochs))[: len(epochs)]
+
+    shares = (column(name, 1.0, 100.0) for name in ("same_class_weight", "same_class"))
+    others = map(column, ("effective_rank", "largest", "feature_rank", "support", "negatives"))
+    looks = [Structure((), *values) for values in zip(*others, *shares, strict=True)]
     spectra = _spectra(columns.get("eigenvalues"))
-    epochs = columns["epoch"]
-    found = {}
-    for i, epoch in enumerate(map(number, epochs)):
-        look = {name: column[i] for name, column in columns.items() if isinstance(column, list) and i < len(column)}
-        negatives = _between(look.get("negatives"), MOST)
-        share, weight = (_between(look.get(name), 1.0) for name in ("same_class", "same_class_weight"))
-        structure = Structure(
-            spectrum=tuple(map(fmean, zip(*spectra, strict=False))) if i == len(epochs) - 1 else (),
-            effective_rank=_between(look.get("effective_rank"), MOST),
-            largest=_between(look.get("largest"), MOST),
-            feature_rank=_between(look.get("feature_rank"), MOST),
-            support=_between(look.get("support"), MOST if negatives is None else negatives),
-            negatives=negatives,
-            same_class_weight=None if weight is None else 100 * weight,
-            same_class=None if share is None else 100 * share,
-        )
-        if epoch is not None and structure != Structure():
-            found[epoch] = structure
-    return found
+    if looks:
+        looks[-1] = replace(looks[-1], spectrum=tuple(map(fmean, zip(*spectra, strict=False))))
+    more = [look.support is not None and look.negatives is not None and look.support > look.negatives for look in looks]
+    looks = [replace(look, support=None) if wrong else look for look, wrong in zip(looks, more, strict=True)]
+    pairs = zip(epochs, looks, strict=True)
+    return {epoch: look for epoch, look in pairs if epoch is not None and look != Structure()}
 
 
 def _is_look(value: object) -> bool:
@@ -90,13 +87,8 @@ def _spectra(views: object) -> list[list[float]]:
     """Each view's eigenvalues, the largest first; not those of a view that has anything but numbers."""
     found = []
     for view in views if isinstance(views, list) else ():
-        values = [number(value) for value in view] if isinstance(view, list) else []
+        values = numbers(view) if isinstance(view, list) else []
         sound = [value for value in values if value is not None and abs(value) <= MOST]
         if sound and len(sound) == len(values):
             found.append(sorted(sound, reverse=True))
     return found
-
-
-def _between(value: object, most: float) -> float | None:
-    found = number(value)
-    return found if found is not None and 0 <= found <= most else None

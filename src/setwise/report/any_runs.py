@@ -14,7 +14,7 @@ from typing import Any
 
 import setwise.records as records
 import setwise.register as register
-from setwise.records.run import Run, by_seed, mean_curve, mean_of, read_run
+from setwise.records.run import Run, by_seed, files_below, mean_curve, mean_of, read_runs
 from setwise.records.statistics import MeanStd, PairedDifference, paired_difference
 from setwise.registry import known
 from setwise.report.chart import Interval
@@ -41,21 +41,22 @@ class AnyGroup:
         return mean_of(self.by_seed(measure))
 
 
-def read_runs(places: Iterable[Path]) -> tuple[list[Run], list[str]]:
-    """All records at or below ``places``, and what is there but cannot be read, in words."""
-    found, aside = [], []
+def runs_at(places: Iterable[Path]) -> tuple[list[Run], list[str]]:
+    """All runs whose records are at or below ``places``, and what is there but cannot be read, in words."""
+    paths: list[Path] = []
     for place in places:
         if not place.exists():
             raise ValueError(f"expected runs at {place}, got no such file or folder; `setwise pretrain` makes some")
-        paths = [place] if place.is_file() else sorted({*place.rglob(records.FILE), *place.rglob("seed-*.json")})
-        for path in paths:
-            try:
-                run = read_run(path)
-                assert run.fields
-                found.append(run)
-            except (ValueError, KeyError, TypeError) as error:
-                aside.append(f"{path}: {error}")
-    return found, aside
+        below = (path for path in files_below(place) if path.name == records.FILE or path.match("seed-*.json"))
+        paths += [place] if place.is_file() else below
+    return read_runs(paths, _with_fields)
+
+
+def _with_fields(run: Run) -> Run:
+    """The run; ValueError if its recipe is of version 0.1 and has fields that this did not have."""
+    if not run.fields:
+        raise ValueError("expected a record with its recipe, got none")
+    return run
 
 
 def chosen(runs: Sequence[Run], where: Sequence[str]) -> list[Run]:
@@ -80,15 +81,19 @@ def path_of(name: str, runs: Sequence[Run]) -> str:
 
 def differing(runs: Sequence[Run]) -> list[str]:
     """The fields that do not have the same value in all runs."""
-    paths = dict.fromkeys(path for run in runs for path in run.fields if path not in LABELS)
-    return [path for path in paths if len({repr(run.fields.get(path)) for run in runs}) > 1]
+    recipes = list({id(run.fields): run.fields for run in runs}.values())
+    paths = dict.fromkeys(path for fields in recipes for path in fields if path not in LABELS)
+    return [path for path in paths if len({repr(fields.get(path)) for fields in recipes}) > 1]
 
 
 def group_by(runs: Sequence[Run], paths: Sequence[str]) -> list[AnyGroup]:
     """The runs by the values of these fields, in the order in which they come."""
+    keys: dict[int, str] = {}
     sorted_in: dict[str, list[Run]] = {}
     for run in runs:
-        sorted_in.setdefault(repr([run.fields.get(path) for path in paths]), []).append(run)
+        if id(run.fields) not in keys:
+            keys[id(run.fields)] = repr([run.fields.get(path) for path in paths])
+        sorted_in.setdefault(keys[id(run.fields)], []).append(run)
     return [AnyGroup(tuple(members[0].fields.get(p) for p in paths), tuple(members)) for members in sorted_in.values()]
 
 
@@ -130,7 +135,7 @@ def label(group: AnyGroup, paths: Sequence[str]) -> str:
 
 def report_runs(places: Sequence[Path], out: Path, *, where: Sequence[str] = (), by: Sequence[str] = ()) -> list[Path]:
     """Write the page and its table of any runs; the files written, the page first."""
-    runs, aside = read_runs(places)
+    runs, aside = runs_at(places)
     runs = chosen(runs, where)
     if not runs:
         also = f" ({len(aside)} set aside, the first: {aside[0]})" if aside else ""
