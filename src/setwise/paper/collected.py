@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import setwise.records as records
 from setwise.losses.objective import Choice
@@ -20,8 +20,8 @@ from setwise.paper.objectives import objective_words, preset_of, same_objective,
 from setwise.paper.recipes import CELLS, MATCHING_LOSSES, Cell, recipe
 from setwise.recipe import CHOSEN, Recipe, flat
 from setwise.records.record import recipe_from
-from setwise.records.run import by_seed, files_below, mean_of, read_runs
-from setwise.records.statistics import MeanStd, PairedDifference, mean_std, number, paired_difference
+from setwise.records.run import files_below, read_runs
+from setwise.records.statistics import MeanStd, PairedDifference, mean_std, paired_difference
 
 TERMS = {"": "", "qare": "QARe", "gap": "alignment gap", "control": "structural difference"}
 OUR_TERMS = ("gap", "control")  # their weights are ours to choose; QARe's is the paper's
@@ -31,9 +31,8 @@ FORMS = ("paper", "released", "modern")
 _PLACES = {(cell.kind, cell.form, cell.data, cell.encoder, cell.base, cell.term) for cell in CELLS.values()}
 
 
-@dataclass(frozen=True)
-class Run(records.Run):
-    """A run that has a place in a table."""
+class Place(NamedTuple):
+    """Where a run stands in the tables."""
 
     cell: Cell  # what its named recipe is made of
     weight: float | None
@@ -41,10 +40,31 @@ class Run(records.Run):
     usual: bool  # loss and weight are the named recipe's
     changed: str  # what else of the named recipe was changed, in words
 
+
+class Run(records.Run):
+    """A run that has a place in a table."""
+
+    @cached_property
+    def place(self) -> Place:
+        """Where it stands; ValueError if that is nowhere."""
+        name = self.record.get("name")
+        if not isinstance(name, str) or name not in CELLS:
+            raise ValueError(f"expected a run of a named recipe, got {name!r}")
+        return _place(name, self.recipe_text)
+
     @property
     def data(self) -> str:
         """The data of its named recipe."""
-        return self.cell.data
+        return self.place.cell.data
+
+    @property
+    def changed(self) -> str:
+        """What was changed of its named recipe beside the objective, in words."""
+        return self.place.changed
+
+    def check(self) -> None:
+        """Raise unless it has a place."""
+        assert self.place
 
 
 @dataclass(frozen=True)
@@ -65,11 +85,12 @@ class Row:
 
     def values(self, measure: str) -> dict[int, float]:
         """A final measure by seed, shares in per cent; seeds without it are left out."""
-        return by_seed(self.runs.values(), measure)
+        return {seed: run.final[measure] for seed, run in self.runs.items() if measure in run.final}
 
     def mean(self, measure: str) -> MeanStd | None:
         """Over its seeds; None if there are none."""
-        return mean_of(self.values(measure))
+        values = self.values(measure)
+        return mean_std(list(values.values())) if values else None
 
 
 @dataclass(frozen=True)
@@ -97,7 +118,7 @@ class Group:
         """The measure that answers, and its name: many held-out sets tell more than one test set of 220."""
         if self.kind != "matching":
             return "probe_accuracy", "probe accuracy"
-        if any(number(run.record["final"].get("held_out_accuracy")) is not None for run in self.runs):
+        if any("held_out_accuracy" in run.final for run in self.runs):
             return "held_out_accuracy", "matching accuracy on held-out sets"
         return "test_accuracy", "matching accuracy on the test split"
 
@@ -133,11 +154,11 @@ def collect(results: Path) -> tuple[list[Run], list[str]]:
     """The runs below ``results``/runs, and what is there but has no place in a table, in words."""
     top = results / "runs"
     paths = (path for path in files_below(top) if path.suffix != ".lock")
-    runs, aside = read_runs(paths, _placed, top)
+    runs, aside = read_runs(paths, Run, top)
     found: dict[tuple[object, ...], Run] = {}
     for run in runs:
         name = run.record["name"]
-        key = (name, run.loss, run.weight, run.seed, run.recipe.data.instances, run.changed)
+        key = (name, run.place, run.seed, run.recipe.data.instances)
         taken, other = found.get(key, run), run
         if run.path == f"{name}/seed-{run.seed}.json":  # a table's own, before a sweep's of the same weight
             taken, other = run, taken
@@ -147,21 +168,14 @@ def collect(results: Path) -> tuple[list[Run], list[str]]:
     return list(found.values()), sorted(aside)
 
 
-def _placed(run: records.Run) -> Run:
-    """The run with its place in the tables."""
-    name = run.record.get("name")
-    if not isinstance(name, str) or name not in CELLS:
-        raise ValueError(f"expected a run of a named recipe, got {name!r}")
-    return Run(run.path, run.record, run.seed, CELLS[name], *_against(name, run.recipe_text))
-
-
 @lru_cache(maxsize=256)
-def _against(name: str, text: str) -> tuple[float | None, str, bool, str]:
-    """Weight, other loss, whether both are the named recipe's, and what else differs; ``text``: a recipe as JSON."""
+def _place(name: str, text: str) -> Place:
+    """The place of a run of the recipe ``name``, whose own recipe is ``text``, as JSON."""
     named, mine = recipe(name), recipe_from(text)
     weight = weight_of(mine)
     loss = "" if same_objective(mine, named) else preset_of(mine) or objective_words(mine, named)
-    return weight, loss, not loss and weight == weight_of(named), ", ".join(_changes(mine, named))
+    usual = not loss and weight == weight_of(named)
+    return Place(CELLS[name], weight, loss, usual, ", ".join(_changes(mine, named)))
 
 
 def _changes(mine: Recipe, named: Recipe) -> list[str]:
@@ -184,7 +198,7 @@ def groups(runs: Iterable[Run]) -> list[Group]:
     sorted_in: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
         # Our own terms stand beside the paper's losses. Of classification, forms are never mixed.
-        cell = run.cell
+        cell = run.place.cell
         form = "" if cell.kind == "matching" else cell.form
         key = (cell.kind, form, cell.data, cell.encoder, run.recipe.data.instances, run.changed)
         sorted_in.setdefault(key, []).append(run)
@@ -214,19 +228,21 @@ def _group(key: tuple[Any, ...], runs: list[Run]) -> Group:
         wanted = [(b, t) for b in METHODS for t in TERMS if (kind, form, data, encoder, b, t) in _PLACES]
     rows, choices = [], []
     for base, term in wanted:
-        mine = [run for run in runs if (run.cell.base, run.cell.term) == (base, term)]
+        mine = [run for run in runs if (run.place.cell.base, run.place.cell.term) == (base, term)]
         if kind == "matching" and term in OUR_TERMS:
-            row, said = _chosen(base, term, [run for run in mine if not run.loss])
+            row, said = _chosen(base, term, [run for run in mine if not run.place.loss])
             rows.append(row)
             choices += [(f"{word(base)} + {TERMS[term]}", said)] if said else []
-            mine = [run for run in mine if run.loss]
+            mine = [run for run in mine if run.place.loss]
         else:
-            usual = {run.seed: run for run in mine if run.usual}
-            rows.append(Row(base, term, usual, weight=next((run.weight for run in usual.values()), None)))
+            usual = {run.seed: run for run in mine if run.place.usual}
+            rows.append(Row(base, term, usual, weight=next((run.place.weight for run in usual.values()), None)))
         others: dict[tuple[str, float], dict[int, Run]] = {}
         for run in mine:
-            if not run.usual:
-                others.setdefault((run.loss, -1.0 if run.weight is None else run.weight), {})[run.seed] = run
+            if not run.place.usual:
+                others.setdefault((run.place.loss, -1.0 if run.place.weight is None else run.place.weight), {})[
+                    run.seed
+                ] = run
         for loss, weight in sorted(others):
             given = weight if weight >= 0 else None
             said = (" + " if loss and given is not None else ", ") + word(loss) if loss else ""
@@ -254,8 +270,10 @@ def _kept_apart(runs: Sequence[Run]) -> int:
 
 def _chosen(base: str, term: str, runs: list[Run]) -> tuple[Row, str]:
     """The weight with the best mean validation accuracy over the seeds that all weights have; the least of equals."""
-    weights = sorted({run.weight for run in runs if run.weight is not None})
-    found = {w: Row(base, term, {r.seed: r for r in runs if r.weight == w}, f", weight {w:g}", "", w) for w in weights}
+    weights = sorted({run.place.weight for run in runs if run.place.weight is not None})
+    found = {
+        w: Row(base, term, {r.seed: r for r in runs if r.place.weight == w}, f", weight {w:g}", "", w) for w in weights
+    }
     if not found:
         return Row(base, term), ""
     if len(weights) == 1:

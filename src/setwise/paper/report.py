@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import setwise.register as register
 from setwise.checks import see
 from setwise.paper.ablation import ablation_answer, ablation_table, is_ablation
 from setwise.paper.claims import claims, differences, lead, pictured, settings
@@ -22,7 +21,7 @@ from setwise.paper.tables import changes_table, said_by_changes, tables_of
 from setwise.records.run import mean_curve
 from setwise.records.statistics import number
 from setwise.report.page import Page
-from setwise.report.tables import Table
+from setwise.report.tables import Table, own_tables
 from setwise.terminal import visible
 from setwise.training.checkpoint import replacing
 
@@ -31,12 +30,6 @@ PICTURED = (
     "An arrow: further than drawn; a mean there has no dot."
 )
 LONGEST = 120  # of a file's name: file systems take 255 bytes
-
-
-def own_tables(found: Sequence[Group]) -> list[Table]:
-    """Those that users registered, each made of all runs."""
-    runs = [run for group in found for run in group.runs]
-    return [entry.make(runs) for entry in register.table.values()]
 
 
 def report(results: Path, out: Path) -> list[Path]:
@@ -83,7 +76,7 @@ def all_tables(found: Sequence[Group], timed: Sequence[Timing] = ()) -> list[Tab
         *filter(None, [changes_table(found)]),
         *filter(None, map(looks_table, more)),
         *map(cost_table, timed),
-        *own_tables(found),
+        *own_tables([run for group in found for run in group.runs]),
     ]
 
 
@@ -115,7 +108,7 @@ def make_page(found: Sequence[Group], aside: Sequence[str], timed: Sequence[Timi
             ablation_table(group).onto(page)
         if changes:
             changes.onto(page)
-    if own := own_tables(found):
+    if own := own_tables([run for group in found for run in group.runs]):
         page.heading("Tables of your own")
         for table in own:
             table.onto(page)

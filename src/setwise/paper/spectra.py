@@ -11,8 +11,8 @@ from statistics import fmean
 
 from setwise.paper.collected import Group, Row
 from setwise.paper.numbers import word
-from setwise.records.run import mean_curve, mean_of
-from setwise.records.statistics import MeanStd
+from setwise.records.run import mean_curve
+from setwise.records.statistics import MeanStd, mean_std
 from setwise.records.structure import Structure
 from setwise.report.page import Page
 from setwise.report.tables import Cell, Table, filled
@@ -57,7 +57,8 @@ def by_seed(looks: Mapping[int, Structure], measure: str) -> dict[int, float]:
 
 def mean_look(looks: Mapping[int, Structure], measure: str) -> MeanStd | None:
     """One number's mean over the seeds that have it."""
-    return mean_of(by_seed(looks, measure))
+    values = list(by_seed(looks, measure).values())
+    return mean_std(values) if values else None
 
 
 def looks_table(group: Group) -> Table | None:

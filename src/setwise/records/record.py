@@ -22,6 +22,7 @@ metrics.jsonl). "setwise run 1" had them too, with a row for each epoch; ``read`
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -38,15 +39,12 @@ FORMAT, FIRST_FORMAT = "setwise run 2", "setwise run 1"
 FILE = "record.json"
 LARGEST = 16 * 2**20  # bytes of a record that is read; one of 200 epochs has about 10 KiB
 DIGITS = 6
+SHARES = re.compile(r".*accuracy|rank\d+|mean_average_precision")  # final numbers that reports show in per cent
 PER_EPOCH = ("structure", "lr", "seconds", "images_per_second")  # of a history, not among a record's epochs
 
 
 def of_run(name: str, engine: Engine, last: Checkpoint, data: dict[str, Any]) -> dict[str, Any]:
-    """The record of a run that has ended; ``data`` says what it was trained and tested on.
-
-    Commit, versions, hardware and command are of the process that evaluates it. "earlier" are those of others that
-    trained a part of it, if there were any, each with the epoch that it began in.
-    """
+    """The record of a run that has ended, without final numbers; ``data`` names its data and their sizes."""
     here = surroundings(engine.device)
     earlier = [sitting for sitting in last.sittings if not same(sitting, here)]
     return {
@@ -88,7 +86,7 @@ def write(path: Path, record: dict[str, Any]) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """What a JSON file holds. A ValueError for anything else: a pipe is not opened, nor is a huge file read whole."""
+    """The content of a JSON file; ValueError for any other file. Pipes are not opened, huge files not read whole."""
     try:
         if not path.is_file():
             raise ValueError("no plain file")
@@ -120,19 +118,23 @@ def compact(folder: Path) -> int:
     return len(paths)
 
 
-def check_final(record: dict[str, Any]) -> None:
-    """Raise unless a record has final numbers, whose accuracies, where there are any, can be such."""
+def final_numbers(record: dict[str, Any]) -> dict[str, float]:
+    """A record's final numbers, shares in per cent; ValueError without any, or for an accuracy that cannot be one."""
     final = record.get("final")
     if not isinstance(final, dict) or not final:
         raise ValueError("expected a run that was evaluated, got one without final numbers")
-    for measure, value in final.items():
-        share = number(value)
-        if measure.endswith("accuracy") and value is not None and (share is None or not 0 <= share <= 1):
-            raise ValueError(f"expected {measure} to be a share, from 0 to 1, got {str(value)[:40]}")
+    found = {}
+    for name, given in final.items():
+        value = number(given)
+        if name.endswith("accuracy") and given is not None and (value is None or not 0 <= value <= 1):
+            raise ValueError(f"expected {name} to be a share, from 0 to 1, got {str(given)[:40]}")
+        if value is not None:
+            found[name] = 100 * value if SHARES.fullmatch(name) else value
+    return found
 
 
 def recipe_of(record: dict[str, Any]) -> Recipe:
-    """A record's recipe; a field that is younger than the record has its default, what was done before the choice."""
+    """A record's recipe. Fields that are younger than the record have their defaults."""
     return recipe_from(recipe_text(record))
 
 
@@ -158,5 +160,5 @@ def fields_from(text: str) -> dict[str, Any]:
 
 
 def _private(recipe: Recipe) -> Recipe:
-    """The recipe with a path's last part alone: where things lie on a machine is nobody's business."""
+    """The recipe without the path of its data. Paths are private: records keep only the last part."""
     return replace(recipe, data=replace(recipe.data, source=plain_path(recipe.data.source)))

@@ -1,23 +1,21 @@
-"""Recorded runs: one run, many below a folder, and means over those that differ in the seed alone."""
+"""Recorded runs: one run, all runs of many files, and mean curves."""
 
 from __future__ import annotations
 
 import gc
 import os
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from setwise.recipe import Recipe
-from setwise.records.record import check_final, fields_from, read, recipe_from, recipe_text
-from setwise.records.statistics import MeanStd, mean_std, number, numbers
+from setwise.records.record import fields_from, final_numbers, read, recipe_from, recipe_text
+from setwise.records.statistics import numbers
 from setwise.records.structure import Structure, read_structures
 
-R = TypeVar("R")
-SHARES = re.compile(r".*accuracy|rank\d+|mean_average_precision")  # measures that are shown in per cent
+R = TypeVar("R", bound="Run")
 
 
 @dataclass(frozen=True)
@@ -27,6 +25,22 @@ class Run:
     path: str
     record: dict[str, Any] = field(repr=False)
     seed: int
+    final: dict[str, float] = field(repr=False)  # its final numbers, accuracies and other shares in per cent
+
+    @classmethod
+    def of(cls, path: str, record: dict[str, Any]) -> Self:
+        """The run of a record; ValueError if it was not evaluated, or has no recipe or seed."""
+        seed = record.get("seed")
+        if not isinstance(record.get("recipe"), dict) or isinstance(seed, bool) or not isinstance(seed, int):
+            raise ValueError("expected a record with its recipe and its seed, got neither or one of them")
+        run = cls(path, record, seed, final_numbers(record))
+        run.check()
+        return run
+
+    def check(self) -> None:
+        """Raise unless its recipe can be read."""
+        if not self.fields:
+            raise ValueError("expected a record with its recipe, got an empty one")
 
     @cached_property
     def recipe_text(self) -> str:
@@ -35,7 +49,7 @@ class Run:
 
     @property
     def recipe(self) -> Recipe:
-        """Its recipe; fields that are younger than the record have their defaults."""
+        """Its recipe. Fields that are younger than the record have their defaults."""
         return recipe_from(self.recipe_text)
 
     @cached_property
@@ -45,16 +59,15 @@ class Run:
 
     @cached_property
     def structures(self) -> dict[float, Structure]:
-        """What its record holds of the structure of a batch, by epoch."""
+        """The structure of a batch by epoch, where its record has it."""
         return read_structures(self.record.get("structure"))
 
     def measure(self, name: str) -> float | None:
         """A final number; accuracies and other shares in per cent."""
-        value = number(self.record["final"].get(name))
-        return value if value is None or not SHARES.fullmatch(name) else 100 * value
+        return self.final.get(name)
 
     def curve(self, *names: str) -> dict[float, float]:
-        """By epoch, the first of these measures that the record has, where it is finite."""
+        """The first of these measures that the record has, by epoch, where it is finite."""
         columns = self.record.get("epochs")
         if not isinstance(columns, dict):
             return {}
@@ -66,7 +79,7 @@ class Run:
 
 
 def files_below(folder: Path) -> Iterator[Path]:
-    """All files in a folder and its folders, sorted, but hidden ones."""
+    """All files in a folder and its subfolders, sorted, without hidden ones."""
     try:
         entries = sorted((entry for entry in os.scandir(folder) if entry.name[0] != "."), key=lambda entry: entry.name)
     except OSError:  # not there, or another user's
@@ -78,46 +91,22 @@ def files_below(folder: Path) -> Iterator[Path]:
             yield folder / entry.name
 
 
-def read_runs(paths: Iterable[Path], make: Callable[[Run], R], top: Path | None = None) -> tuple[list[R], list[str]]:
-    """What ``make`` makes of each run, and the files that are no record of one, or that it refuses, with the reason.
-
-    Runs are named by their paths below ``top``.
-    """
-    found, aside = [], []
+def read_runs(paths: Iterable[Path], kind: type[R], top: Path | None = None) -> tuple[list[R], list[str]]:
+    """The runs of these files, named by their paths below ``top``, and the files that are no such run, with reasons."""
+    runs, aside = [], []
     collecting = gc.isenabled()
     gc.disable()  # it would look at all records again and again
     try:
         for path in paths:
             place = str(path) if top is None else path.relative_to(top).as_posix()
             try:
-                found.append(make(read_run(path, place)))
+                runs.append(kind.of(place, read(path)))
             except (ValueError, RecursionError) as error:
                 aside.append(f"{place}: {str(error).replace(str(path), path.name)}")  # pages are for other machines
     finally:
         if collecting:
             gc.enable()
-    return found, aside
-
-
-def read_run(path: Path, place: str) -> Run:
-    """The run of a record; ValueError for a file that is none, or of a run that was not evaluated."""
-    record = read(path)
-    seed = record.get("seed")
-    if not isinstance(record.get("recipe"), dict) or isinstance(seed, bool) or not isinstance(seed, int):
-        raise ValueError("expected a record with its recipe and its seed, got neither or one of them")
-    check_final(record)
-    return Run(place, record, seed)
-
-
-def by_seed(runs: Iterable[Run], measure: str) -> dict[int, float]:
-    """A final measure of each seed that has it."""
-    found = {run.seed: run.measure(measure) for run in runs}
-    return {seed: value for seed, value in found.items() if value is not None}
-
-
-def mean_of(values: Mapping[int, float]) -> MeanStd | None:
-    """Mean and deviation over the seeds; None without any."""
-    return mean_std(list(values.values())) if values else None
+    return runs, aside
 
 
 def mean_curve(curves: Iterable[Mapping[float, float]]) -> list[tuple[float, float]]:

@@ -1,7 +1,6 @@
 """The report of any runs: what differs between them, what they reached, and paired differences.
 
-Runs that differ in nothing but the seed are one group. The groups are told apart by the fields of their recipes that
-differ, or by those that are asked for.
+Runs that differ in the seed alone are one group. Groups differ in the fields of their recipes, all or those asked for.
 """
 
 from __future__ import annotations
@@ -13,50 +12,43 @@ from pathlib import Path
 from typing import Any
 
 import setwise.records as records
-import setwise.register as register
-from setwise.records.run import Run, by_seed, files_below, mean_curve, mean_of, read_runs
-from setwise.records.statistics import MeanStd, PairedDifference, paired_difference
+from setwise.records.run import Run, files_below, mean_curve, read_runs
+from setwise.records.statistics import MeanStd, PairedDifference, mean_std, paired_difference
 from setwise.registry import known
 from setwise.report.chart import Interval
 from setwise.report.page import Page
-from setwise.report.tables import NOTE, Cell, Table, shown
+from setwise.report.tables import NOTE, Cell, Table, own_tables, shown
 
 FIRST = ("probe_accuracy", "held_out_accuracy", "test_accuracy")  # the first that is there answers
 LABELS = ("about",)  # fields that decide nothing
 
 
 @dataclass(frozen=True)
-class AnyGroup:
-    """Runs that differ in the seed alone, and by which values they differ from the others."""
+class Group:
+    """Runs that differ in the seed alone, and the values that tell them from other groups."""
 
     values: tuple[Any, ...]
     runs: tuple[Run, ...]
 
     def by_seed(self, measure: str) -> dict[int, float]:
         """A measure of each seed that has it."""
-        return by_seed(self.runs, measure)
+        return {run.seed: run.final[measure] for run in self.runs if measure in run.final}
 
     def mean(self, measure: str) -> MeanStd | None:
-        """Over the seeds."""
-        return mean_of(self.by_seed(measure))
+        """Over the seeds; None if there are none."""
+        values = list(self.by_seed(measure).values())
+        return mean_std(values) if values else None
 
 
 def runs_at(places: Iterable[Path]) -> tuple[list[Run], list[str]]:
-    """All runs whose records are at or below ``places``, and what is there but cannot be read, in words."""
+    """All runs whose records are at or below ``places``, and the files there that cannot be read, with reasons."""
     paths: list[Path] = []
     for place in places:
         if not place.exists():
             raise ValueError(f"expected runs at {place}, got no such file or folder; `setwise pretrain` makes some")
         below = (path for path in files_below(place) if path.name == records.FILE or path.match("seed-*.json"))
         paths += [place] if place.is_file() else below
-    return read_runs(paths, _with_fields)
-
-
-def _with_fields(run: Run) -> Run:
-    """The run; ValueError if its recipe is of version 0.1 and has fields that this did not have."""
-    if not run.fields:
-        raise ValueError("expected a record with its recipe, got none")
-    return run
+    return read_runs(paths, Run)
 
 
 def chosen(runs: Sequence[Run], where: Sequence[str]) -> list[Run]:
@@ -86,7 +78,7 @@ def differing(runs: Sequence[Run]) -> list[str]:
     return [path for path in paths if len({repr(fields.get(path)) for fields in recipes}) > 1]
 
 
-def group_by(runs: Sequence[Run], paths: Sequence[str]) -> list[AnyGroup]:
+def group_by(runs: Sequence[Run], paths: Sequence[str]) -> list[Group]:
     """The runs by the values of these fields, in the order in which they come."""
     keys: dict[int, str] = {}
     sorted_in: dict[str, list[Run]] = {}
@@ -94,16 +86,16 @@ def group_by(runs: Sequence[Run], paths: Sequence[str]) -> list[AnyGroup]:
         if id(run.fields) not in keys:
             keys[id(run.fields)] = repr([run.fields.get(path) for path in paths])
         sorted_in.setdefault(keys[id(run.fields)], []).append(run)
-    return [AnyGroup(tuple(members[0].fields.get(p) for p in paths), tuple(members)) for members in sorted_in.values()]
+    return [Group(tuple(members[0].fields.get(p) for p in paths), tuple(members)) for members in sorted_in.values()]
 
 
 def measures_of(runs: Sequence[Run]) -> list[str]:
-    """What was measured at the end of some run, the one that answers first."""
-    names = dict.fromkeys(name for run in runs for name in run.record["final"] if run.measure(name) is not None)
+    """The final numbers of any of the runs; the one that a report compares comes first."""
+    names = dict.fromkeys(name for run in runs for name in run.final)
     return sorted(names, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
 
 
-def groups_table(groups: Sequence[AnyGroup], paths: Sequence[str], measures: Sequence[str]) -> Table:
+def groups_table(groups: Sequence[Group], paths: Sequence[str], measures: Sequence[str]) -> Table:
     """A row for each group: its values, the seeds, what it reached, and its difference to the first group."""
     rows: list[list[Cell]] = []
     for group in groups:
@@ -121,16 +113,14 @@ def _unique(path: str, paths: Sequence[str]) -> bool:
     return sum(other.rpartition(".")[2] == last for other in paths) == 1 and last not in ("name", "weight")
 
 
-def _difference(group: AnyGroup, first: AnyGroup, measure: str) -> PairedDifference | None:
+def _difference(group: Group, first: Group, measure: str) -> PairedDifference | None:
     return None if group is first else paired_difference(group.by_seed(measure), first.by_seed(measure))
 
 
-def label(group: AnyGroup, paths: Sequence[str]) -> str:
+def label(group: Group, paths: Sequence[str]) -> str:
     """Its values in words."""
-    return (
-        ", ".join(f"{path.rpartition('.')[2]} {value}" for path, value in zip(paths, group.values, strict=True))
-        or "all"
-    )
+    pairs = zip(paths, group.values, strict=True)
+    return ", ".join(f"{path.rpartition('.')[2]} {value}" for path, value in pairs) or "all"
 
 
 def report_runs(places: Sequence[Path], out: Path, *, where: Sequence[str] = (), by: Sequence[str] = ()) -> list[Path]:
@@ -147,7 +137,7 @@ def report_runs(places: Sequence[Path], out: Path, *, where: Sequence[str] = (),
     if len(groups) > 1:
         note = f"Differences in {measures[0].replace('_', ' ')}, seed by seed, with 95 % intervals."
         page.intervals(f"Against {label(groups[0], paths)}", _pictured(groups, paths, measures[0]), other="", note=note)
-    tables = [table, *(entry.make(runs) for entry in register.table.values())]
+    tables = [table, *own_tables(runs)]
     for one in tables:
         one.onto(page)
     page.heading("Learning curves")
@@ -168,16 +158,15 @@ def report_runs(places: Sequence[Path], out: Path, *, where: Sequence[str] = (),
     return files
 
 
-def _lead(groups: Sequence[AnyGroup], paths: Sequence[str], measure: str) -> str:
-    means = [(group, group.mean(measure)) for group in groups]
-    known_ones = [(group, mean) for group, mean in means if mean is not None]
-    if not known_ones:
+def _lead(groups: Sequence[Group], paths: Sequence[str], measure: str) -> str:
+    means = [(mean.mean, group, mean) for group in groups if (mean := group.mean(measure))]
+    if not means:
         return ""
-    best, mean = max(known_ones, key=lambda pair: pair[1].mean)
+    _, best, mean = max(means, key=lambda found: found[0])
     return f"Which did best? {label(best, paths)}: {measure.replace('_', ' ')} {shown(mean)}."
 
 
-def _pictured(groups: Sequence[AnyGroup], paths: Sequence[str], measure: str) -> list[Interval]:
+def _pictured(groups: Sequence[Group], paths: Sequence[str], measure: str) -> list[Interval]:
     rows = []
     for group in groups[1:]:
         if (found := _difference(group, groups[0], measure)) is not None:
