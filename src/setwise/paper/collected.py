@@ -1,7 +1,7 @@
 """From a folder of run records to groups of runs that may be compared.
 
-Runs stand in one group only if nothing but the loss and the weight of its set-level term differs from their named
-recipes in the same way: a run of 4 epochs is never compared with one of 50. All accuracies are per cent.
+Runs of one group share all changes of their named recipes but those of the objective: a run of 4 epochs is never
+compared with one of 50. All accuracies are per cent.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Group:
     @property
     def validation(self) -> int:
         """How many training images were tested on instead of the test split: such runs are for choosing."""
-        return _kept_apart(self.runs)
+        return self.runs[0].recipe.data.validation if self.runs else 0
 
     @property
     def measure(self) -> tuple[str, str]:
@@ -237,45 +237,35 @@ def _group(key: tuple[Any, ...], runs: list[Run]) -> Group:
         else:
             usual = {run.seed: run for run in mine if run.place.usual}
             rows.append(Row(base, term, usual, weight=next((run.place.weight for run in usual.values()), None)))
-        others: dict[tuple[str, float], dict[int, Run]] = {}
+        others: dict[tuple[str, float | None], dict[int, Run]] = {}
         for run in mine:
             if not run.place.usual:
-                others.setdefault((run.place.loss, -1.0 if run.place.weight is None else run.place.weight), {})[
-                    run.seed
-                ] = run
-        for loss, weight in sorted(others):
-            given = weight if weight >= 0 else None
-            said = (" + " if loss and given is not None else ", ") + word(loss) if loss else ""
-            said += f", weight {weight:g}" if given is not None else ""
-            rows.append(Row(base, term, others[loss, weight], said, loss, given))
+                others.setdefault((run.place.loss, run.place.weight), {})[run.seed] = run
+        for loss, weight in sorted(others, key=lambda key: (key[0], -1.0 if key[1] is None else key[1])):
+            said = (" + " if loss and weight is not None else ", ") + word(loss) if loss else ""
+            said += f", weight {weight:g}" if weight is not None else ""
+            rows.append(Row(base, term, others[loss, weight], said, loss, weight))
     if changed:
-        if kind != "matching":  # made for a question of its own: not all of the paper's rows are missing from it
+        others_changed, validation = changed, runs[0].recipe.data.validation
+        if kind != "matching":  # it answers its own question, so rows without runs are not missing
             rows = [row for row in rows if row.runs]
-        validation = _kept_apart(runs)
         if kind != "matching" and validation:
             title = f"Ablation, {word(data)}, {word(encoder)}, {form} form, {validation:,} validation images"
             name = f"ablation-{form}-{data}-{encoder}"
-            changed_too = changed.replace(f"validation {validation}", "").strip(", ")
-        else:
-            changed_too = changed
-        title += f" ({changed_too})" if changed_too else ""
+            others_changed = changed.replace(f"validation {validation}", "").strip(", ")
+        title += f" ({others_changed})" if others_changed else ""
         name = f"{name}-{changed}"
     name = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
     return Group(kind, form, data, encoder, changed, name, title, tuple(rows), tuple(choices), tuple(runs))
 
 
-def _kept_apart(runs: Sequence[Run]) -> int:
-    return runs[0].recipe.data.validation if runs else 0
-
-
 def _chosen(base: str, term: str, runs: list[Run]) -> tuple[Row, str]:
     """The weight with the best mean validation accuracy over the seeds that all weights have; the least of equals."""
     weights = sorted({run.place.weight for run in runs if run.place.weight is not None})
-    found = {
-        w: Row(base, term, {r.seed: r for r in runs if r.place.weight == w}, f", weight {w:g}", "", w) for w in weights
-    }
-    if not found:
+    if not weights:
         return Row(base, term), ""
+    seeds = {weight: {run.seed: run for run in runs if run.place.weight == weight} for weight in weights}
+    found = {weight: Row(base, term, seeds[weight], f", weight {weight:g}", "", weight) for weight in weights}
     if len(weights) == 1:
         return found[weights[0]], f"weight {weights[0]:g} is the only one that was run, so not chosen here"
     val = {weight: row.values("val_accuracy") for weight, row in found.items()}
@@ -293,7 +283,7 @@ def _list(values: Iterable[float]) -> str:
 
 
 def sittings(run: Run) -> list[dict[str, Any]]:
-    """What a record says of the processes that made the run, the last of which evaluated it; in order."""
+    """The processes that made the run, in order; the last one evaluated it."""
     found = run.record.get("earlier")
     return [*(one for one in found if isinstance(one, dict)), run.record] if isinstance(found, list) else [run.record]
 

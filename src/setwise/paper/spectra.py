@@ -35,7 +35,7 @@ LOOKS = (
 
 
 def last_look(row: Row) -> tuple[float, dict[int, Structure]] | None:
-    """The last epoch at which all seeds that were looked at have been, and what was seen, by seed."""
+    """The last epoch that every seed with looks reached, and each seed's values."""
     found = {seed: looks for seed, run in row.runs.items() if (looks := run.structures)}
     shared = set.intersection(*map(set, found.values())) if found else set()
     if not shared:
@@ -62,9 +62,9 @@ def mean_look(looks: Mapping[int, Structure], measure: str) -> MeanStd | None:
 
 
 def looks_table(group: Group) -> Table | None:
-    """What the loss looks at, a row for each row of the group that was looked at; None if there is none.
+    """What the loss looks at, for each row of the group with looks; None if there is none.
 
-    Of a sweep over weights the recipe's only, of an ablation all.
+    Of a sweep only the recipe's own weight, of an ablation all.
     """
     columns = (
         *("loss", "n", "epoch", "negatives with weight", "of", "weight on the same class, %", "by chance, %"),
