@@ -89,8 +89,8 @@ class Row:
 
     def mean(self, measure: str) -> MeanStd | None:
         """Over its seeds; None if there are none."""
-        values = self.values(measure)
-        return mean_std(list(values.values())) if values else None
+        values = [run.final[measure] for run in self.runs.values() if measure in run.final]
+        return mean_std(values) if values else None
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from setwise.paper.figures import Timing, cost_table, costs_onto, sweep_onto, sw
 from setwise.paper.numbers import word
 from setwise.paper.spectra import looks_table, spectra_onto
 from setwise.paper.tables import changes_table, said_by_changes, tables_of
-from setwise.records.run import mean_curve
+from setwise.records.run import mean_curve, pause_collection
 from setwise.records.statistics import number
 from setwise.report.page import Page
 from setwise.report.tables import Table, own_tables
@@ -32,6 +32,7 @@ PICTURED = (
 LONGEST = 120  # of a file's name: file systems take 255 bytes
 
 
+@pause_collection()
 def report(results: Path, out: Path) -> list[Path]:
     """Write the page and the tables of all records below ``results``; the files written, the page first."""
     runs, aside = collect(results)

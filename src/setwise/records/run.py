@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -94,19 +95,25 @@ def files_below(folder: Path) -> Iterator[Path]:
 def read_runs(paths: Iterable[Path], kind: type[R], top: Path | None = None) -> tuple[list[R], list[str]]:
     """The runs of these files, named by their paths below ``top``, and the files that are no such run, with reasons."""
     runs, aside = [], []
+    for path in paths:
+        place = str(path) if top is None else path.relative_to(top).as_posix()
+        try:
+            runs.append(kind.of(place, read(path)))
+        except (ValueError, RecursionError) as error:
+            aside.append(f"{place}: {str(error).replace(str(path), path.name)}")  # pages are for other machines
+    return runs, aside
+
+
+@contextmanager
+def pause_collection() -> Iterator[None]:
+    """Without Python's collector of cycles, which would look at all records again and again. Also a decorator."""
     collecting = gc.isenabled()
-    gc.disable()  # it would look at all records again and again
+    gc.disable()
     try:
-        for path in paths:
-            place = str(path) if top is None else path.relative_to(top).as_posix()
-            try:
-                runs.append(kind.of(place, read(path)))
-            except (ValueError, RecursionError) as error:
-                aside.append(f"{place}: {str(error).replace(str(path), path.name)}")  # pages are for other machines
+        yield
     finally:
         if collecting:
             gc.enable()
-    return runs, aside
 
 
 def mean_curve(curves: Iterable[Mapping[float, float]]) -> list[tuple[float, float]]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import setwise.records as records
-from setwise.records.run import Run, files_below, mean_curve, read_runs
+from setwise.records.run import Run, files_below, mean_curve, pause_collection, read_runs
 from setwise.records.statistics import MeanStd, PairedDifference, mean_std, paired_difference
 from setwise.registry import known
 from setwise.report.chart import Interval
@@ -123,6 +123,7 @@ def label(group: Group, paths: Sequence[str]) -> str:
     return ", ".join(f"{path.rpartition('.')[2]} {value}" for path, value in pairs) or "all"
 
 
+@pause_collection()
 def report_runs(places: Sequence[Path], out: Path, *, where: Sequence[str] = (), by: Sequence[str] = ()) -> list[Path]:
     """Write the page and its table of any runs; the files written, the page first."""
     runs, aside = runs_at(places)
