@@ -1,5 +1,6 @@
 """Records as files: every released format, what is refused, and the reports that are made of them."""
 
+import importlib.metadata
 import json
 import shutil
 from dataclasses import replace
@@ -46,8 +47,9 @@ def test_compact_makes_small_files_of_the_first_format_and_leaves_others(tmp_pat
     assert records.compact(tmp_path) == 0
 
 
-def test_reports_of_both_formats_are_the_same(tmp_path):
-    pages = []
+def test_reports_of_both_formats_are_the_same(tmp_path, monkeypatch):
+    pages, asked = [], []
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda *, group: asked.append(group) or ())
     for file in ("record-1.json", "record-2.json"):
         path = tmp_path / file / "seed-1.json"
         path.parent.mkdir()
@@ -55,6 +57,7 @@ def test_reports_of_both_formats_are_the_same(tmp_path):
         main(["report", str(path.parent), "--out", str(tmp_path / "out")])
         pages.append((tmp_path / "out" / "index.html").read_text().replace(file, ""))
     assert pages[0] == pages[1]
+    assert asked == ["setwise"] * 2, "tables of installed packages are looked for"
 
 
 @pytest.mark.parametrize(
