@@ -41,9 +41,9 @@ def test_demo_learns_and_leaves_a_page(tmp_path, capsys, monkeypatch):
         assert text.count(f"{100 * found.matching['InfoNCE']:.1f}") >= 2  # in the table of losses and in the grid
         assert f"{100 * probe['SimCLR + QARe']:.1f}" in text
     assert "data:image/png;base64," in page
-    last = found.encoders["SimCLR + QARe"][0]["epochs"][2]
-    assert f"3,{last['pairwise']:.5g}" in page
-    assert f"3,{last['regularizer']:.5g}" in page
+    terms = found.encoders["SimCLR + QARe"][0]["epochs"]
+    assert f"3,{terms['pairwise'][2]:.5g}" in page
+    assert f"3,{terms['regularizer'][2]:.5g}" in page
 
     # A second one takes away the runs of the first and nothing else; it goes without matplotlib too.
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)

@@ -180,8 +180,9 @@ def _tables(results: Results) -> list[Table]:
 
 def _write_page(path: Path, results: Results, tables: Sequence[Table], picture: bytes | None, details: str) -> None:
     def curve(name: str, term: str) -> list[tuple[float, float]]:
-        epochs = zip(*(record["epochs"] for record in results.encoders[name]), strict=True)
-        return [(rows[0]["epoch"], sum(row[term] for row in rows) / len(rows)) for rows in epochs]
+        columns = [record["epochs"] for record in results.encoders[name]]
+        means = [sum(values) / len(values) for values in zip(*(column[term] for column in columns), strict=True)]
+        return list(zip(columns[0]["epoch"], means, strict=True))
 
     first = results.encoders["SimCLR"]
     data, epochs = first[0]["data"], first[0]["recipe"]["epochs"]

@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
-import setwise.records as records
 from setwise.paper.jobs import Job, weighed, with_loss
 from setwise.paper.recipes import recipe
+from setwise.records.record import FIRST_FORMAT
 from setwise.report.page import Page
 
 
@@ -31,7 +31,7 @@ def keep(tmp_path):
         if name.endswith("-qare"):
             epochs = [{**row, "regularizer": 0.1 * row["epoch"]} for row in epochs]
         found = {
-            "format": records.FORMAT,
+            "format": FIRST_FORMAT,
             "name": name,
             "recipe": job.recipe.tree(),
             "seed": seed,

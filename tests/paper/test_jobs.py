@@ -1,11 +1,11 @@
 """What a table expands to, and the time that it takes."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
 
-import setwise.records as records
 from setwise.data import load
 from setwise.paper.jobs import expand
 from setwise.paper.objectives import preset_of, weight_of
@@ -27,11 +27,11 @@ def test_table_1_has_all_rows_and_more_seeds_of_infonce():
             )
         assert f"setwise/cifar10-matching-{loss}-gap" in names
         assert f"setwise/cifar10-matching-{loss}-control" in names
-    assert len({job.record(records.Path("x")) for job in jobs}) == len(jobs)
+    assert len({job.record(Path("x")) for job in jobs}) == len(jobs)
     assert {job.seed for job in expand("table1", data="cifar10", seeds=(1,))} == {1}, "what was asked for, no more"
     large = expand("table1", data="cifar10", seeds=(1,), instances=10_000, only=("triplet",))
     assert {job.recipe.data.instances for job in large} == {10_000}
-    assert not {job.record(records.Path("x")) for job in large} & {job.record(records.Path("x")) for job in jobs}
+    assert not {job.record(Path("x")) for job in large} & {job.record(Path("x")) for job in jobs}
 
 
 def test_the_other_tables_and_the_time_they_take(tmp_path):

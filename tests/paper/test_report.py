@@ -14,10 +14,11 @@ import pytest
 
 import setwise.records as records
 from setwise.cli import main
-from setwise.paper.collected import collect, groups, mean_curve
+from setwise.paper.collected import collect, groups
 from setwise.paper.report import make_page, provenance, report
 from setwise.paper.tables import classification_table
 from setwise.records.record import LARGEST
+from setwise.records.run import mean_curve
 
 HOSTILE = "<script>alert(1)</script>\"'&"
 STEERING = "\x1b]0;title\x07"
@@ -164,12 +165,10 @@ def test_curves_are_means_over_epochs_that_all_seeds_have(keep, tmp_path):
     keep("paper/cifar10-matching-infonce", 3, {"test_accuracy": 0.5}, about={"epochs": short})
     runs = collect(tmp_path / "results")[0]
 
-    def val(row):
-        return row.get("val_accuracy")
-
-    assert mean_curve(runs[:2], val) == [(1, pytest.approx(0.015)), (2, pytest.approx(0.03)), (3, pytest.approx(0.045))]
-    assert mean_curve(runs, val) == [(1, pytest.approx(0.1 / 3))]
-    assert mean_curve([], val) == []
+    curves = [run.curve("val_accuracy") for run in runs]
+    assert mean_curve(curves[:2]) == [(1, pytest.approx(0.015)), (2, pytest.approx(0.03)), (3, pytest.approx(0.045))]
+    assert mean_curve(curves) == [(1, pytest.approx(0.1 / 3))]
+    assert mean_curve([]) == []
 
 
 def test_every_number_has_its_source(filled, keep):

@@ -35,8 +35,13 @@ def quick(jobs: list[Job]) -> list[Job]:
     return [replace(job, recipe=job.recipe.changed(changes)) for job in jobs]
 
 
-def test_what_is_there_is_not_run_again(tmp_path, capfd):
-    jobs = quick(expand("table1", data="digits", seeds=(1,), only=("paper/digits-matching-triplet",)))
+@pytest.fixture
+def jobs() -> list[Job]:
+    """Two quick runs."""
+    return quick(expand("table1", data="digits", seeds=(1,), only=("paper/digits-matching-triplet",)))
+
+
+def test_what_is_there_is_not_run_again(jobs, tmp_path, capfd):
     assert len(jobs) == 2
     assert reproduce(jobs, results=tmp_path / "r", scratch=tmp_path / "s", device=CPU) == 0
     first = capfd.readouterr().out
@@ -48,8 +53,7 @@ def test_what_is_there_is_not_run_again(tmp_path, capfd):
     assert not list((tmp_path / "r").rglob("*.lock"))
 
 
-def test_what_another_worker_is_at_is_left_to_it(tmp_path):
-    jobs = quick(expand("table1", data="digits", seeds=(1,), only=("paper/digits-matching-triplet",)))
+def test_what_another_worker_is_at_is_left_to_it(jobs, tmp_path):
     path = jobs[0].record(tmp_path)
     path.parent.mkdir(parents=True)
     with FileLock(path.with_suffix(".lock")):
@@ -57,8 +61,7 @@ def test_what_another_worker_is_at_is_left_to_it(tmp_path):
     assert [job.record(tmp_path).exists() for job in jobs] == [False, True]
 
 
-def test_runs_that_are_not_made_have_a_reason(tmp_path, capfd, monkeypatch):
-    jobs = quick(expand("table1", data="digits", seeds=(1,), only=("paper/digits-matching-triplet",)))
+def test_runs_that_are_not_made_have_a_reason(jobs, tmp_path, capfd, monkeypatch):
     held, foreign = (job.record(tmp_path).with_suffix(".lock") for job in jobs)
     for lock in (held, foreign):
         lock.parent.mkdir(parents=True)
@@ -79,8 +82,7 @@ def test_runs_that_are_not_made_have_a_reason(tmp_path, capfd, monkeypatch):
     assert re.search("triplet-qare seed 1: .*Permission denied.*another user's", told[1])
 
 
-def test_a_run_that_fails_is_told_and_the_others_go_on(tmp_path, capfd):
-    jobs = quick(expand("table1", data="digits", seeds=(1,), only=("paper/digits-matching-triplet",)))
+def test_a_run_that_fails_is_told_and_the_others_go_on(jobs, tmp_path, capfd):
     jobs[0] = replace(jobs[0], recipe=jobs[0].recipe.changed({"data": "nowhere"}))
     failed = work(jobs, tmp_path, tmp_path / "s", CPU, None)
     assert len(failed) == 1
@@ -102,8 +104,8 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(tmp_path, capfd):
     assert capfd.readouterr().err.count("failed:") == 1, "one worker has said it already"
 
 
-def test_a_failure_is_told_before_the_run_is_let_go(tmp_path, monkeypatch):
-    (job, *_) = quick(expand("table1", data="digits", seeds=(1,), only=("paper/digits-matching-triplet",)))
+def test_a_failure_is_told_before_the_run_is_let_go(jobs, tmp_path, monkeypatch):
+    job = jobs[0]
     job = replace(job, recipe=job.recipe.changed({"data": "nowhere"}))
     lock = job.record(tmp_path).with_suffix(".lock")
     written = []
@@ -119,8 +121,8 @@ def test_a_failure_is_told_before_the_run_is_let_go(tmp_path, monkeypatch):
     assert written == list(tmp_path.rglob("*.failed"))
 
 
-def test_what_another_worker_failed_at_while_this_one_came_is_left_alone(tmp_path, monkeypatch):
-    (job, *_) = quick(expand("table1", data="digits", seeds=(1,), only=("paper/digits-matching-triplet",)))
+def test_what_another_worker_failed_at_while_this_one_came_is_left_alone(jobs, tmp_path, monkeypatch):
+    job = jobs[0]
 
     @contextmanager
     def late(path, **options):
@@ -171,8 +173,7 @@ def start_and_send(number: signal.Signals, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SpawnProcess, "start", start_it)
 
 
-def test_a_worker_that_is_killed_is_told(tmp_path, capfd, monkeypatch):
-    jobs = quick(expand("table1", data="digits", seeds=(1,), only=("paper/digits-matching-triplet",)))
+def test_a_worker_that_is_killed_is_told(jobs, tmp_path, capfd, monkeypatch):
     places = {"results": tmp_path / "r", "scratch": tmp_path / "s"}
     with monkeypatch.context() as patch:
         start_and_send(signal.SIGKILL, patch)
@@ -261,8 +262,7 @@ def test_a_decoder_ends_with_the_process_that_is_killed(tmp_path):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="others cannot hold signals back")
-def test_a_signal_to_workers_that_are_still_beginning_leaves_no_traceback(tmp_path, capfd, monkeypatch):
-    jobs = quick(expand("table1", data="digits", seeds=(1,), only=("paper/digits-matching-triplet",)))
+def test_a_signal_to_workers_that_are_still_beginning_leaves_no_traceback(jobs, tmp_path, capfd, monkeypatch):
     with monkeypatch.context() as patch:
         start_and_send(signal.SIGINT, patch)
         missing = reproduce(jobs, results=tmp_path / "r", scratch=tmp_path / "s", device=CPU, at_once=2)
@@ -272,8 +272,7 @@ def test_a_signal_to_workers_that_are_still_beginning_leaves_no_traceback(tmp_pa
 
 
 @pytest.mark.parametrize("error", [KeyError("boom"), torch.OutOfMemoryError("CUDA out of memory. boom")])
-def test_a_run_may_fail_in_any_way(tmp_path, capfd, monkeypatch, error):
-    jobs = quick(expand("table1", data="digits", seeds=(1,), only=("paper/digits-matching-triplet",)))
+def test_a_run_may_fail_in_any_way(jobs, tmp_path, capfd, monkeypatch, error):
 
     def run_of(recipe):
         if recipe == jobs[0].recipe:
@@ -288,8 +287,7 @@ def test_a_run_may_fail_in_any_way(tmp_path, capfd, monkeypatch, error):
     assert len(list(tmp_path.rglob("*.failed"))) == 1
 
 
-def test_a_worker_without_its_gpu_stops(tmp_path, capfd, monkeypatch):
-    jobs = quick(expand("table1", data="digits", seeds=(1,), only=("paper/digits-matching-triplet",)))
+def test_a_worker_without_its_gpu_stops(jobs, tmp_path, capfd, monkeypatch):
 
     def run_of(recipe):
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
@@ -369,8 +367,7 @@ def test_there_are_no_more_workers_than_runs(tmp_path, monkeypatch):
     assert asked == [3, 2, 2, "here", "here"]
 
 
-def test_a_worker_with_nowhere_to_write_says_so(tmp_path):
-    jobs = quick(expand("table1", data="digits", seeds=(1,), only=("paper/digits-matching-triplet",)))
+def test_a_worker_with_nowhere_to_write_says_so(jobs, tmp_path):
     (tmp_path / "r").touch()
     with pytest.raises(SystemExit, match="setwise: a worker stopped: .*Not a directory"):
         module._worker(1, jobs, tmp_path / "r", tmp_path / "s", CPU, None)

@@ -1,23 +1,17 @@
 """Spectra and negatives from records: against numpy and scipy, and whatever else a record may hold there."""
 
 import json
-import math
 
 import numpy as np
 import pytest
 from scipy.stats import entropy
 
 from setwise.paper.collected import collect, groups
-from setwise.paper.spectra import (
-    Structure,
-    effective_rank,
-    last_look,
-    looks_table,
-    mean_spectrum,
-    spectra_onto,
-    structures,
-)
+from setwise.paper.spectra import last_look, looks_table, mean_spectrum, spectra_onto
+from setwise.records.structure import Structure
 from setwise.report.page import Page
+
+RUNS = "released/cifar10-conv4-{}"
 
 
 @pytest.fixture
@@ -27,57 +21,19 @@ def group(looked, tmp_path):
     return found
 
 
-def held(run, epoch):
-    """The structure as the record has it."""
-    return next(row["structure"] for row in run.record["epochs"] if row["epoch"] == epoch)
+@pytest.fixture
+def held(tmp_path):
+    """The eigenvalues of a method's seeds at an epoch as the files have them [seed, view, place]."""
+
+    def read(method, epoch):
+        folder = tmp_path / "results" / "runs" / RUNS.format(method)
+        records = [json.loads(path.read_text()) for path in sorted(folder.glob("seed-*.json"))]
+        return np.array([record["epochs"][epoch - 1]["structure"]["eigenvalues"] for record in records])
+
+    return read
 
 
-def test_effective_rank_is_that_of_scipys_entropy():
-    values = np.random.default_rng(0).gamma(1.0, size=64)
-    assert effective_rank(values.tolist()) == pytest.approx(math.exp(entropy(values)), rel=1e-12)
-    assert effective_rank([2.0] * 5) == pytest.approx(5)
-    assert effective_rank([3.0, 0.0, -1e-17]) == pytest.approx(1), "below zero is rounding"
-    assert effective_rank([]) is effective_rank([0.0, -1.0]) is None
-
-
-def test_a_look_is_the_mean_of_both_views(group):
-    run = group.plain("simclr").runs[1]
-    found = structures(run)
-    assert list(found) == [1, 2, 4]
-    views = np.array(held(run, 2)["eigenvalues"])
-    assert found[2].spectrum == pytest.approx(views.mean(0).tolist())
-    assert found[2].effective_rank == pytest.approx(np.exp([entropy(view) for view in views]).mean())
-    assert found[2].largest == pytest.approx(views.max(1).mean())
-    assert (found[2].support, found[2].negatives) == (254, 254)
-    assert (found[2].same_class_weight, found[2].same_class) == (pytest.approx(18), pytest.approx(10))
-
-
-@pytest.mark.parametrize(
-    ("structure", "left"),
-    [
-        (None, set()),
-        ("words", set()),
-        ([], set()),
-        ({}, set()),
-        ({"eigenvalues": [[3.0, 1.0]]}, {"spectrum", "effective_rank", "largest"}),
-        ({"eigenvalues": [[3.0, 1.0], [3.0, math.nan]]}, {"spectrum", "effective_rank", "largest"}),
-        ({"eigenvalues": [[3.0, "1"], [math.inf], [1e308, 1e308], None, 4]}, set()),
-        ({"eigenvalues": {"a": [1.0]}, "support": True, "negatives": "254"}, set()),
-        ({"eigenvalues": [[0.0, 0.0]]}, {"spectrum", "largest"}),
-        ({"support": 300.0, "negatives": 254.0, "same_class": -0.1, "same_class_weight": 1.5}, {"negatives"}),
-        ({"support": 10**400, "negatives": math.nan, "same_class": 0.1}, {"same_class"}),
-        ({"feature_rank": 3.5}, {"feature_rank"}),
-        ({"feature_rank": -1.0}, set()),
-    ],
-)
-def test_what_cannot_be_is_left_out(structure, left):
-    found = Structure.read(structure)
-    assert {name for name, value in vars(found).items() if value not in (None, ())} == left
-    if "spectrum" in left:
-        assert found.largest == found.spectrum[0] in (3.0, 0.0)
-
-
-def test_the_table_is_of_the_last_epoch_that_all_seeds_have(group, tmp_path):
+def test_the_table_is_of_the_last_epoch_that_all_seeds_have(group, held, tmp_path):
     table = looks_table(group)
     assert table.caption == "What the loss looks at: CIFAR-10, Conv-4, released form"
     rows = {row[0]: dict(zip(table.columns, row, strict=True)) for row in table.rows}
@@ -87,7 +43,7 @@ def test_the_table_is_of_the_last_epoch_that_all_seeds_have(group, tmp_path):
     assert (sparse["negatives with weight"].mean, sparse["negatives with weight"].std) == (22, pytest.approx(1))
     assert sparse["weight on the same class, %"].mean == pytest.approx(32)
     assert sparse["by chance, %"].mean == pytest.approx(10)
-    views = [held(run, 4)["eigenvalues"] for run in group.plain("sparseclr").runs.values()]
+    views = held("sparseclr", 4)
     ranks = [np.mean([np.exp(entropy(view)) for view in pair]) for pair in views]
     assert sparse["effective rank"].mean == pytest.approx(np.mean(ranks))
     assert sparse["effective rank"].std == pytest.approx(np.std(ranks, ddof=1))
@@ -95,7 +51,7 @@ def test_the_table_is_of_the_last_epoch_that_all_seeds_have(group, tmp_path):
     assert rows["SimCLR + QARe"]["effective rank"].mean > rows["SimCLR"]["effective rank"].mean
     assert table.columns[-1] == "largest eigenvalue", "no record has the features' rank"
 
-    path = tmp_path / "results" / "runs" / "released" / "cifar10-conv4-sparseclr" / "seed-2.json"
+    path = tmp_path / "results" / "runs" / RUNS.format("sparseclr") / "seed-2.json"
     record = json.loads(path.read_text())
     record["epochs"][-1]["structure"]["feature_rank"] = 4.5
     path.write_text(json.dumps(record))
@@ -111,7 +67,7 @@ def test_the_table_is_of_the_last_epoch_that_all_seeds_have(group, tmp_path):
     assert (epoch, sorted(looks)) == (4, [1, 3]), "a seed that was never looked at does not stop the others"
 
 
-def test_pictures_show_every_loss_with_and_without_its_term(drawn_page, group):
+def test_pictures_show_every_loss_with_and_without_its_term(drawn_page, group, held):
     page = drawn_page
     spectra_onto(page, [group])
     assert list(page.drawn) == [
@@ -122,15 +78,13 @@ def test_pictures_show_every_loss_with_and_without_its_term(drawn_page, group):
     series, options = page.drawn["SimCLR, sorted eigenvalues"]
     assert list(series) == ["SimCLR, epoch 4", "SimCLR + QARe, epoch 4"]
     assert options["log"] == "y"
-    views = [held(run, 4)["eigenvalues"] for run in group.plain("simclr").runs.values()]
-    mean = np.mean(views, axis=(0, 1))
+    mean = held("simclr", 4).mean((0, 1))
     assert len(series["SimCLR, epoch 4"]) == 16, "16 dimensions, the other eigenvalues are rounding"
     assert series["SimCLR, epoch 4"] == [(i + 1, pytest.approx(mean[i])) for i in range(16)]
     series, _ = page.drawn["SimCLR, effective rank"]
     assert [epoch for epoch, _ in series["SimCLR"]] == [1, 2, 4]
-    ranks = [[np.mean([np.exp(entropy(v)) for v in held(run, e)["eigenvalues"]]) for e in (1, 2, 4)]
-             for run in group.plain("simclr").runs.values()]  # fmt: skip
-    assert [rank for _, rank in series["SimCLR"]] == pytest.approx(np.mean(ranks, axis=0).tolist())
+    ranks = [np.exp(entropy(held("simclr", epoch), axis=2)).mean() for epoch in (1, 2, 4)]
+    assert [rank for _, rank in series["SimCLR"]] == pytest.approx(ranks)
     series, _ = page.drawn["SparseCLR, largest eigenvalue"]
     assert series["SparseCLR"][-1][1] > series["SparseCLR + QARe"][-1][1]
     assert "QARe acts on the eigenvalues" in page.html()

@@ -1,12 +1,13 @@
-"""Logarithmic axes, bands and intervals of charts: places and marks; test_page.py has what all charts share."""
+"""Charts: values stand where the axes say, marks are round, what cannot be drawn is a gap; bands and intervals."""
 
+import itertools
 import math
 import re
 from xml.etree import ElementTree
 
 import pytest
 
-from setwise.report.chart import Interval, chart, intervals
+from setwise.report.chart import Interval, chart, intervals, thinned
 
 
 def drawn(series, **options):
@@ -29,8 +30,8 @@ def ticks(tree):
     return across, down
 
 
-@pytest.mark.parametrize("log", ["x", "y", "xy"])
-def test_values_are_drawn_where_logarithmic_axes_say(log):
+@pytest.mark.parametrize("log", ["", "x", "y", "xy"])
+def test_values_are_drawn_where_the_axes_say(log):
     points = [(n, 0.01 * n**2) for n in (1, 2, 5, 10, 20, 50, 100, 200)]
     tree, [(places, values)] = drawn({"time": points}, log=log)
 
@@ -40,14 +41,94 @@ def test_values_are_drawn_where_logarithmic_axes_say(log):
         return u * (v / u) ** share if logarithmic else u + share * (v - u)
 
     across, down = ticks(tree)
-    assert len(across) >= 3
-    assert len(down) >= 3
+    assert min(len(across), len(down)) >= 3
     for (x, y), (n, time), shown in zip(places, points, values, strict=True):
         assert along(across, x, "x" in log) == pytest.approx(n, rel=0.01, abs=0.2)
         assert along(down, y, "y" in log) == pytest.approx(time, rel=0.01, abs=0.0 if "y" in log else 2.0)
         assert shown == pytest.approx((n, time), rel=1e-4)
+        assert 0 < x < 400
+        assert 0 < y < 240
+    assert places[-1][1] == min(y for _, y in places), "upwards is more"
     if "x" in log:
         assert [number for _, number in across] == [n for n, _ in points], "where there is room, the values themselves"
+
+
+@pytest.mark.parametrize(
+    ("low", "high"),
+    [(1, 2), (1, 200), (0, 1000), (-3.7, 11.2), (0.1234, 0.1235), (1e-8, 3e-8), (1e6, 1e6 + 4), (-2e9, 5e9), (4, 5)],
+)
+def test_marks_are_round_and_all_different(low, high):
+    tree, _ = drawn({"a": [(low, low), (high, high)]})
+    for marks in ticks(tree):
+        numbers = [number for _, number in marks]
+        assert 2 <= len(numbers) <= 7
+        steps = [after - before for before, after in itertools.pairwise(numbers)]
+        assert min(steps) == pytest.approx(max(steps), rel=1e-6)
+        assert min(map(abs, steps)) > 0
+        mantissa = abs(steps[0]) / 10 ** math.floor(math.log10(abs(steps[0])) + 1e-9)
+        assert round(mantissa, 5) in (1, 2, 5)
+        assert all(low - 0.06 * (high - low) <= number <= high + 0.06 * (high - low) for number in numbers)
+    if float(low).is_integer() and float(high).is_integer():
+        assert all(number.is_integer() for _, number in ticks(tree)[0])
+
+
+@pytest.mark.parametrize(
+    ("points", "seen", "dots"),
+    [
+        ([], None, 0),
+        ([(1, math.nan), (2, math.inf)], None, 0),
+        ([(3, 7.5)], 1, 1),
+        ([(1, 2.0), (2, 2.0), (3, 2.0)], 3, 0),
+        ([(1, 0.0), (2, 0.0)], 2, 0),
+        ([(1, 1.0), (2, 1.0 + 2e-16)], 2, 0),
+        ([(1, 5e-324), (2, 0.0)], 2, 0),
+        ([(1, 1e299), (2, -1e299)], 2, 0),
+        ([(1, 1e308), (2, -1e308), (3, 1.0)], 1, 1),
+        ([(1, 1.0), (2, 2.0), (3, math.nan), (4, 3.0), (5, -math.inf), (6, 4.0), (7, 5.0)], 5, 1),
+    ],
+)
+def test_odd_series(points, seen, dots):
+    tree, lines = drawn({"odd": points})
+    if seen is None:
+        assert tree.find("p").text == "No values."
+        return
+    [(places, values)] = lines
+    assert len(places) == seen
+    assert len(list(tree.iter("circle"))) == dots
+    assert all(0 < x < 400 and 0 < y < 240 for x, y in places)
+    assert all(ticks(tree))
+    lost = len(points) - seen
+    assert (f"({lost} not finite)" in "".join(tree.find("ul").itertext())) == (lost > 0)
+    finite = [point for point in points if all(abs(value) < 1e300 for value in point)]
+    assert values == [pytest.approx(point, rel=1e-4) for point in finite]
+
+
+def test_a_gap_breaks_the_line_and_an_empty_series_keeps_its_colour():
+    tree, _ = drawn({"gap": [(1, 1.0), (2, 2.0), (3, math.nan), (4, 1.0), (5, 2.0)], "none": [], "last": [(1, 1.0)]})
+    paths = [(path.get("class"), path.get("d")) for path in tree.iter("path") if "data-v" in path.attrib]
+    assert [kind for kind, _ in paths] == ["line c0", "line c1", "line c2"]
+    assert re.sub(r"[^ML]", "", paths[0][1]) == "MLML"
+    assert paths[1][1] == ""
+    assert "no values" in [value.text for value in tree.iter("b")]
+
+
+def test_many_lines_look_different():
+    tree, _ = drawn({str(i): [(1, i), (2, i)] for i in range(40)})
+    looks = {(x.get("class"), x.get("stroke-dasharray")) for x in tree.iter("path") if "data-v" in x.attrib}
+    assert len(looks) == 40
+
+
+def test_long_lines_are_thinned_but_keep_their_peaks():
+    line = [(epoch, math.sin(epoch) + epoch / 300) for epoch in range(1000)]
+    line[503], line[777] = (503, 40.0), (777, math.nan)
+    kept = thinned(line)
+    assert len(kept) < 250
+    assert (503, 40.0) in kept
+    assert any(math.isnan(y) for _, y in kept)
+    assert (kept[0], kept[-1]) == (line[0], line[-1])
+    assert [x for x, _ in kept] == sorted(x for x, _ in kept)
+    assert thinned(line[:240]) == line[:240], "short lines are whole"
+    assert len(chart("t", {f"line {i}": line for i in range(8)}, x="epoch", y="loss")) < 100_000
 
 
 @pytest.mark.parametrize(

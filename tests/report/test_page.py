@@ -12,7 +12,7 @@ from html import escape, unescape
 import pytest
 
 from setwise.report import page as module
-from setwise.report.chart import Interval, thinned
+from setwise.report.chart import Interval
 from setwise.report.page import Page
 
 HOSTILE = "<script>alert(1)</script>\"'&<b onclick=x>"
@@ -34,36 +34,6 @@ def full(words="words", png=PNG):
     page.picture(png, alt=words, caption=words)
     page.details(words, f"{words}\n  two lines")
     return page
-
-
-@pytest.fixture
-def drawn(tree_of):
-    def draw(series, **options):
-        """The chart's tree and, for each line, its places [(x, y), ...] and values [(x, y), ...]."""
-        page = Page("t")
-        page.curves("title", series, x="epoch", y="loss", **options)
-        tree = tree_of(page.html())
-        lines = []
-        for _, attributes, _ in tree.elements:
-            if "data-v" in attributes:
-                places = [tuple(map(float, part.split())) for part in re.split("[ML]", attributes["d"])[1:]]
-                values = [tuple(map(float, pair.split(","))) for pair in attributes["data-v"].split()]
-                assert len(places) == len(values)
-                lines.append((places, values))
-        return tree, lines
-
-    return draw
-
-
-def ticks(tree):
-    """Marks of both axes as [(place, number)], from the words in the drawing and where they stand."""
-    across = [(float(a["x"]), float("".join(t))) for _, a, t in tree.all("text") if a["text-anchor"] == "middle"]
-    down = [
-        (float(a["y"]) - 4, float("".join(t)))  # letters hang 4 units below the middle of the digits
-        for _, a, t in tree.all("text")
-        if a["text-anchor"] == "end" and "".join(t) != "epoch"
-    ]
-    return across, down
 
 
 def test_is_well_formed_and_says_what_it_is(tree_of):
@@ -155,114 +125,6 @@ def test_a_table_knows_its_numbers(tree_of):
     assert "heads" in tree_of(page.html()).texts("th")
     with pytest.raises(ValueError, match=r"expected 2 cells in a row of 'short', got 1"):
         page.table(["a", "b"], [("one",)], caption="short")
-
-
-def test_values_are_drawn_where_the_axes_say(drawn):
-    points = [(epoch, 5 / epoch + 0.3 * math.sin(epoch)) for epoch in range(1, 31)]
-    tree, [(places, values)] = drawn({"loss": points})
-    across, down = ticks(tree)
-    assert len(across) >= 3
-    assert len(down) >= 3
-
-    def along(marks, place):
-        (p, u), (q, v) = marks[0], marks[-1]
-        return u + (place - p) * (v - u) / (q - p)
-
-    assert len(places) == 30
-    for (x, y), (epoch, loss), shown in zip(places, points, values, strict=True):
-        assert along(across, x) == pytest.approx(epoch, abs=0.02)
-        assert along(down, y) == pytest.approx(loss, abs=0.01)
-        assert shown == pytest.approx((epoch, loss), rel=1e-4)
-    highest = max(range(30), key=lambda i: points[i][1])
-    assert places[highest][1] == min(y for _, y in places), "upwards is more"
-    assert all(0 < x < 400 and 0 < y < 240 for x, y in places)
-
-
-@pytest.mark.parametrize(
-    ("low", "high"),
-    [(1, 2), (1, 200), (0, 1000), (-3.7, 11.2), (0.1234, 0.1235), (1e-8, 3e-8), (1e6, 1e6 + 4), (-2e9, 5e9), (4, 5)],
-)
-def test_marks_are_round_and_all_different(drawn, low, high):
-    tree, _ = drawn({"a": [(low, low), (high, high)]})
-    for marks in ticks(tree):
-        numbers = [number for _, number in marks]
-        assert 2 <= len(numbers) <= 7
-        steps = [after - before for before, after in itertools.pairwise(numbers)]
-        assert min(steps) == pytest.approx(max(steps), rel=1e-6)
-        assert min(abs(steps[0]), *map(abs, steps)) > 0
-        mantissa = abs(steps[0]) / 10 ** math.floor(math.log10(abs(steps[0])) + 1e-9)
-        assert round(mantissa, 5) in (1, 2, 5)
-        assert all(low - 0.06 * (high - low) <= number <= high + 0.06 * (high - low) for number in numbers)
-    if float(low).is_integer() and float(high).is_integer():
-        assert all(number.is_integer() for _, number in ticks(tree)[0])
-
-
-@pytest.mark.parametrize(
-    ("points", "seen", "dots"),
-    [
-        ([], None, 0),
-        ([(1, math.nan), (2, math.inf)], None, 0),
-        ([(3, 7.5)], 1, 1),
-        ([(1, 2.0), (2, 2.0), (3, 2.0)], 3, 0),
-        ([(1, 0.0), (2, 0.0)], 2, 0),
-        ([(1, 1.0), (2, 1.0 + 2e-16)], 2, 0),
-        ([(1, 5e-324), (2, 0.0)], 2, 0),
-        ([(1, 1e299), (2, -1e299)], 2, 0),
-        ([(1, 1e308), (2, -1e308), (3, 1.0)], 1, 1),
-        ([(1, 1.0), (2, 2.0), (3, math.nan), (4, 3.0), (5, -math.inf), (6, 4.0), (7, 5.0)], 5, 1),
-    ],
-)
-def test_odd_series(drawn, points, seen, dots):
-    tree, lines = drawn({"odd": points})
-    if seen is None:
-        assert "No values." in tree.texts("p")
-        return
-    [(places, values)] = lines
-    assert len(places) == seen
-    assert len(tree.all("circle")) == dots
-    assert all(0 < x < 400 and 0 < y < 240 for x, y in places)
-    assert ticks(tree)[0]
-    assert ticks(tree)[1]
-    lost = len(points) - seen
-    assert (f"({lost} not finite)" in "".join(tree.texts("li"))) == (lost > 0)
-    finite = [point for point in points if all(abs(value) < 1e300 for value in point)]
-    assert values == [pytest.approx(point, rel=1e-4) for point in finite]
-
-
-def test_a_gap_breaks_the_line_and_an_empty_series_keeps_its_colour(drawn):
-    tree, _ = drawn({"gap": [(1, 1.0), (2, 2.0), (3, math.nan), (4, 1.0), (5, 2.0)], "none": [], "last": [(1, 1.0)]})
-    paths = [(a["class"], a["d"]) for _, a, _ in tree.all("path") if "data-v" in a]
-    assert [kind for kind, _ in paths] == ["line c0", "line c1", "line c2"]
-    assert re.sub(r"[^ML]", "", paths[0][1]) == "MLML"
-    assert paths[1][1] == ""
-    assert "no values" in tree.texts("b")
-
-
-def test_many_lines_look_different(drawn):
-    tree, _ = drawn({str(i): [(1, i), (2, i)] for i in range(40)})
-    looks = [(a["class"], a.get("stroke-dasharray")) for _, a, _ in tree.all("path") if "data-v" in a]
-    assert len(set(looks)) == 40
-
-
-def test_long_lines_are_thinned_but_keep_their_peaks():
-    def wave(i):
-        return [(epoch, math.sin(epoch * (i + 1)) + epoch / 300) for epoch in range(1000)]
-
-    series = {f"line {i}": wave(i) for i in range(8)}
-    series["line 0"][503] = (503, 40.0)
-    series["line 0"][777] = (777, math.nan)
-    page = Page("t")
-    bare = len(page.html())
-    page.curves("title", series, x="epoch", y="loss")
-    assert len(page.html()) - bare < 100_000
-    kept = thinned(series["line 0"])
-    assert len(kept) < 250
-    assert (503, 40.0) in kept
-    assert any(math.isnan(y) for _, y in kept)
-    assert kept[0] == series["line 0"][0]
-    assert kept[-1] == series["line 0"][-1]
-    assert [x for x, _ in kept] == sorted(x for x, _ in kept)
-    assert thinned(series["line 1"][:240]) == series["line 1"][:240], "short lines are whole"
 
 
 def test_a_picture_is_in_the_file(tree_of):

@@ -21,10 +21,8 @@ from setwise import encoders
 from setwise.cli import main
 from setwise.data import load
 from setwise.evaluation import load_encoder
-from setwise.paper.collected import collect
-from setwise.paper.jobs import Job
-from setwise.paper.recipes import recipe
 from setwise.recipe import Recipe
+from setwise.runs.pretraining import check_classes, splits
 from setwise.training import checkpoint, environment
 
 SMALL = ["--device", "cpu", "--quiet", "--epochs", "2", "--probe.epochs", "20"]
@@ -46,18 +44,20 @@ def test_a_record_says_everything(folder):
     assert set(record["versions"]) == {"setwise", "python", "torch", "numpy", "scipy"}
     assert record["hardware"]["device"] == "cpu"
     assert record["data"] == {"name": "digits", "train": 1297, "test": 500}
-    assert [row["epoch"] for row in record["epochs"]] == [1, 2]
-    for row in record["epochs"]:
-        assert row["loss"] == pytest.approx(row["pairwise"] + row["regularizer"], rel=1e-5)
-        assert row["images_per_second"] > 0
+    epochs = record["epochs"]
+    assert (epochs["epoch"], set(epochs)) == ([1, 2], {"epoch", "loss", "pairwise", "regularizer"})
+    assert epochs["loss"] == pytest.approx(np.add(epochs["pairwise"], epochs["regularizer"]), rel=1e-5)
     assert set(record["final"]) == {"probe_accuracy", "knn20_accuracy", "knn200_accuracy"}
     assert all(0.2 < value <= 1 for value in record["final"].values())
     assert record["timings"]["training_seconds"] > 0
     assert records.read(folder) == record
     with (folder / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert [float(row["loss"]) for row in rows] == [row["loss"] for row in record["epochs"]]
-    assert [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()] == record["epochs"]
+    history = checkpoint.load(folder).history
+    assert all(row["images_per_second"] > 0 for row in history)
+    assert [float(row["loss"]) for row in rows] == [row["loss"] for row in history]
+    assert [row["loss"] for row in history] == pytest.approx(epochs["loss"], rel=1e-5)
+    assert [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()] == history
     assert list((folder / "tensorboard").glob("events.out.*"))
 
 
@@ -227,18 +227,18 @@ def test_a_test_split_may_lack_a_class(tmp_path):
     write_images(tmp_path / "train" / "a", 3)
     write_images(tmp_path / "train" / "b", 3)
     write_images(tmp_path / "test" / "b", 2)
-    train_set, test_set = runs.splits(Recipe.read({"data": {"source": str(tmp_path)}}), None)
-    runs.check_classes(train_set, test_set)
+    train_set, test_set = splits(Recipe.read({"data": {"source": str(tmp_path)}}), None)
+    check_classes(train_set, test_set)
     assert test_set.labels.tolist() == [1, 1]
     with pytest.raises(ValueError, match="to have the classes of its training split, got others"):
-        runs.check_classes(train_set, replace(test_set, classes=("b", "a")))  # labels would mean something else
+        check_classes(train_set, replace(test_set, classes=("b", "a")))  # labels would mean something else
 
 
 def test_a_folder_is_not_told_by_its_name(tmp_path):
     data = tmp_path / "tiny-imagenet"
     for split, count in (("train", 4), ("test", 3), ("val", 2)):
         write_images(data / split / "a", count)
-    _, test_set = runs.splits(Recipe.read({"data": {"source": str(data)}}), None)
+    _, test_set = splits(Recipe.read({"data": {"source": str(data)}}), None)
     assert (test_set.split, len(test_set)) == ("test", 3)
 
 
@@ -320,7 +320,7 @@ def test_supervised_and_random_runs(tmp_path):
         ["pretrain", "--recipe", "released/digits-conv4-random", *SMALL, "--epochs", "0", "--out", str(tmp_path / "r")]
     )
     record = records.read(tmp_path / "r")
-    assert record["epochs"] == []
+    assert record["epochs"] == {}
     assert "probe_accuracy" in record["final"]
     torch.manual_seed(1)
     fresh = encoders.create("conv4", channels=1)
@@ -348,33 +348,6 @@ def test_mistakes_are_one_line(tmp_path):
         main(["pretrain", "--recipe", "released/digits-conv4-random", "--epochs", "3", *out])
     with pytest.raises(SystemExit, match="out of memory .*; a smaller batch or network needs less"):
         main(["pretrain", "--hidden", str(10**12), "--quiet", "--device", "cpu", *out])
-
-
-def test_records_of_others_are_refused(tmp_path):
-    (tmp_path / "record.json").write_text("{}")
-    with pytest.raises(ValueError, match="expected a record that setwise wrote"):
-        records.read(tmp_path)
-    (tmp_path / "record.json").write_bytes(np.arange(9, dtype=np.uint8).tobytes())
-    with pytest.raises(ValueError, match="expected a record at"):
-        records.read(tmp_path)
-
-
-def test_a_record_of_the_first_version_has_its_place(tmp_path):
-    first = Path(__file__).parent.parent / "paper" / "record-1.json"
-    named = recipe("paper/digits-conv4-simclr-qare")
-    job = Job("paper/digits-conv4-simclr-qare", named.changed({"epochs": 1, "probe.epochs": 2}), 1)
-    job.record(tmp_path).parent.mkdir(parents=True)
-    shutil.copy(first, job.record(tmp_path))
-    job.check(tmp_path)
-    assert Recipe.read(records.read(first)["recipe"]) == replace(job.recipe, about="")
-    ((run,), aside) = collect(tmp_path)
-    assert (aside, run.seed, run.changed) == ([], 1, "epochs 1, probe_epochs 2")
-
-
-def test_a_record_is_json(tmp_path):
-    with pytest.raises(ValueError, match="expected finite numbers for .*record.json, got others"):
-        records.write(tmp_path, {"final": {"margin": float("inf")}})
-    assert not list(tmp_path.iterdir())
 
 
 def test_paths_tell_nothing_of_the_machine(tmp_path):

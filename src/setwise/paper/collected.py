@@ -1,26 +1,27 @@
 """From a folder of run records to groups of runs that may be compared.
 
-Runs stand in one group only if nothing but the loss and the weight of its set-level term differs from their named
-recipes in the same way: a run of 4 epochs is never compared with one of 50. All accuracies are per cent.
+Runs of one group share all changes of their named recipes but those of the objective: a run of 4 epochs is never
+compared with one of 50. All accuracies are per cent.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import setwise.records as records
 from setwise.losses.objective import Choice
 from setwise.paper.numbers import word
 from setwise.paper.objectives import objective_words, preset_of, same_objective, weight_of
-from setwise.paper.recipes import CELLS, MATCHING_LOSSES, recipe
+from setwise.paper.recipes import CELLS, MATCHING_LOSSES, Cell, recipe
 from setwise.recipe import CHOSEN, Recipe, flat
-from setwise.records.statistics import MeanStd, PairedDifference, mean_std, number, paired_difference
+from setwise.records.record import recipe_from
+from setwise.records.run import files_below, read_runs
+from setwise.records.statistics import MeanStd, PairedDifference, mean_std, paired_difference
 
 TERMS = {"": "", "qare": "QARe", "gap": "alignment gap", "control": "structural difference"}
 OUR_TERMS = ("gap", "control")  # their weights are ours to choose; QARe's is the paper's
@@ -30,25 +31,40 @@ FORMS = ("paper", "released", "modern")
 _PLACES = {(cell.kind, cell.form, cell.data, cell.encoder, cell.base, cell.term) for cell in CELLS.values()}
 
 
-@dataclass(frozen=True)
-class Run:
-    """A record that has a place in a table."""
+class Place(NamedTuple):
+    """Where a run stands in the tables."""
 
-    path: str  # below the folder of records
-    record: dict[str, Any]
-    kind: str  # "matching" or "classification"
-    form: str  # what the recipe's name begins with
-    data: str
-    encoder: str
-    instances: int | None
-    base: str  # loss of matching, or method
-    term: str  # one of TERMS
+    cell: Cell  # what its named recipe is made of
     weight: float | None
     loss: str  # another one than the named recipe's, or nothing
     usual: bool  # loss and weight are the named recipe's
     changed: str  # what else of the named recipe was changed, in words
-    seed: int
-    validation: int  # training images that were tested on instead of the test split
+
+
+class Run(records.Run):
+    """A run that has a place in a table."""
+
+    @cached_property
+    def place(self) -> Place:
+        """Where it stands; ValueError if that is nowhere."""
+        name = self.record.get("name")
+        if not isinstance(name, str) or name not in CELLS:
+            raise ValueError(f"expected a run of a named recipe, got {name!r}")
+        return _place(name, self.recipe_text)
+
+    @property
+    def data(self) -> str:
+        """The data of its named recipe."""
+        return self.place.cell.data
+
+    @property
+    def changed(self) -> str:
+        """What was changed of its named recipe beside the objective, in words."""
+        return self.place.changed
+
+    def check(self) -> None:
+        """Raise unless it has a place."""
+        assert self.place
 
 
 @dataclass(frozen=True)
@@ -68,14 +84,13 @@ class Row:
         return word(self.base) + (f" + {TERMS[self.term]}" if self.term else "") + self.said
 
     def values(self, measure: str) -> dict[int, float]:
-        """A final measure, a share of one, in per cent, by seed; seeds without it are left out."""
-        found = {seed: number(run.record["final"].get(measure)) for seed, run in self.runs.items()}
-        return {seed: 100 * value for seed, value in found.items() if value is not None}
+        """A final measure by seed, shares in per cent; seeds without it are left out."""
+        return {seed: run.final[measure] for seed, run in self.runs.items() if measure in run.final}
 
     def mean(self, measure: str) -> MeanStd | None:
         """Over its seeds; None if there are none."""
-        values = self.values(measure)
-        return mean_std(list(values.values())) if values else None
+        values = [run.final[measure] for run in self.runs.values() if measure in run.final]
+        return mean_std(values) if values else None
 
 
 @dataclass(frozen=True)
@@ -96,14 +111,14 @@ class Group:
     @property
     def validation(self) -> int:
         """How many training images were tested on instead of the test split: such runs are for choosing."""
-        return _kept_apart(self.runs)
+        return self.runs[0].recipe.data.validation if self.runs else 0
 
     @property
     def measure(self) -> tuple[str, str]:
         """The measure that answers, and its name: many held-out sets tell more than one test set of 220."""
         if self.kind != "matching":
             return "probe_accuracy", "probe accuracy"
-        if any(number(run.record["final"].get("held_out_accuracy")) is not None for run in self.runs):
+        if any("held_out_accuracy" in run.final for run in self.runs):
             return "held_out_accuracy", "matching accuracy on held-out sets"
         return "test_accuracy", "matching accuracy on the test split"
 
@@ -137,63 +152,30 @@ class Group:
 
 def collect(results: Path) -> tuple[list[Run], list[str]]:
     """The runs below ``results``/runs, and what is there but has no place in a table, in words."""
-    found: dict[tuple[object, ...], Run] = {}
-    aside = []
     top = results / "runs"
-    for path in sorted(top.rglob("*")):
-        if not path.is_file() or path.suffix == ".lock" or path.name.startswith("."):
-            continue
-        place = path.relative_to(top).as_posix()
-        try:
-            run = _run(place, records.read(path))
-        except ValueError as error:
-            aside.append(f"{place}: {str(error).replace(str(path), path.name)}")  # the page is for other machines
-            continue
-        key = (run.record["name"], run.loss, run.weight, run.seed, run.instances, run.changed)
+    paths = (path for path in files_below(top) if path.suffix != ".lock")
+    runs, aside = read_runs(paths, Run, top)
+    found: dict[tuple[object, ...], Run] = {}
+    for run in runs:
+        name = run.record["name"]
+        key = (name, run.place, run.seed, run.recipe.data.instances)
         taken, other = found.get(key, run), run
-        if place == f"{run.record['name']}/seed-{run.seed}.json":  # a table's own, before a sweep's of the same weight
+        if run.path == f"{name}/seed-{run.seed}.json":  # a table's own, before a sweep's of the same weight
             taken, other = run, taken
         found[key] = taken
         if other is not taken:
             aside.append(f"{other.path}: expected one record of a run, got a second one; {taken.path} is taken")
-    return list(found.values()), aside
-
-
-def _run(place: str, record: dict[str, Any]) -> Run:
-    name, seed = record.get("name"), record.get("seed")
-    if not isinstance(name, str) or name not in CELLS:
-        raise ValueError(f"expected a run of a named recipe, got {name!r}")
-    if not isinstance(record.get("recipe"), dict) or isinstance(seed, bool) or not isinstance(seed, int):
-        raise ValueError("expected a record with its recipe and its seed, got neither or one of them")
-    records.check_final(record)
-    cell, mine = CELLS[name], records.recipe_of(record)
-    weight, loss, usual, changed = _against(name, json.dumps(record["recipe"]))
-    return Run(
-        path=place,
-        record=record,
-        kind=cell.kind,
-        form=cell.form,
-        data=cell.data,
-        encoder=cell.encoder,
-        instances=mine.data.instances,
-        base=cell.base,
-        term=cell.term,
-        weight=weight,
-        loss=loss,
-        usual=usual,
-        changed=changed,
-        seed=seed,
-        validation=mine.data.validation,
-    )
+    return list(found.values()), sorted(aside)
 
 
 @lru_cache(maxsize=256)
-def _against(name: str, text: str) -> tuple[float | None, str, bool, str]:
-    """Weight, other loss, whether both are the named recipe's, and what else differs; ``text``: a recipe as JSON."""
-    named, mine = recipe(name), records.recipe_of({"recipe": json.loads(text)})
+def _place(name: str, text: str) -> Place:
+    """The place of a run of the recipe ``name``, whose own recipe is ``text``, as JSON."""
+    named, mine = recipe(name), recipe_from(text)
     weight = weight_of(mine)
     loss = "" if same_objective(mine, named) else preset_of(mine) or objective_words(mine, named)
-    return weight, loss, not loss and weight == weight_of(named), ", ".join(_changes(mine, named))
+    usual = not loss and weight == weight_of(named)
+    return Place(CELLS[name], weight, loss, usual, ", ".join(_changes(mine, named)))
 
 
 def _changes(mine: Recipe, named: Recipe) -> list[str]:
@@ -216,8 +198,9 @@ def groups(runs: Iterable[Run]) -> list[Group]:
     sorted_in: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
         # Our own terms stand beside the paper's losses. Of classification, forms are never mixed.
-        form = "" if run.kind == "matching" else run.form
-        key = (run.kind, form, run.data, run.encoder, run.instances, run.changed)
+        cell = run.place.cell
+        form = "" if cell.kind == "matching" else cell.form
+        key = (cell.kind, form, cell.data, cell.encoder, run.recipe.data.instances, run.changed)
         sorted_in.setdefault(key, []).append(run)
 
     def order(key: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -245,50 +228,44 @@ def _group(key: tuple[Any, ...], runs: list[Run]) -> Group:
         wanted = [(b, t) for b in METHODS for t in TERMS if (kind, form, data, encoder, b, t) in _PLACES]
     rows, choices = [], []
     for base, term in wanted:
-        mine = [run for run in runs if (run.base, run.term) == (base, term)]
+        mine = [run for run in runs if (run.place.cell.base, run.place.cell.term) == (base, term)]
         if kind == "matching" and term in OUR_TERMS:
-            row, said = _chosen(base, term, [run for run in mine if not run.loss])
+            row, said = _chosen(base, term, [run for run in mine if not run.place.loss])
             rows.append(row)
             choices += [(f"{word(base)} + {TERMS[term]}", said)] if said else []
-            mine = [run for run in mine if run.loss]
+            mine = [run for run in mine if run.place.loss]
         else:
-            usual = {run.seed: run for run in mine if run.usual}
-            rows.append(Row(base, term, usual, weight=next((run.weight for run in usual.values()), None)))
-        others: dict[tuple[str, float], dict[int, Run]] = {}
+            usual = {run.seed: run for run in mine if run.place.usual}
+            rows.append(Row(base, term, usual, weight=next((run.place.weight for run in usual.values()), None)))
+        others: dict[tuple[str, float | None], dict[int, Run]] = {}
         for run in mine:
-            if not run.usual:
-                others.setdefault((run.loss, -1.0 if run.weight is None else run.weight), {})[run.seed] = run
-        for loss, weight in sorted(others):
-            given = weight if weight >= 0 else None
-            said = (" + " if loss and given is not None else ", ") + word(loss) if loss else ""
-            said += f", weight {weight:g}" if given is not None else ""
-            rows.append(Row(base, term, others[loss, weight], said, loss, given))
+            if not run.place.usual:
+                others.setdefault((run.place.loss, run.place.weight), {})[run.seed] = run
+        for loss, weight in sorted(others, key=lambda key: (key[0], -1.0 if key[1] is None else key[1])):
+            said = (" + " if loss and weight is not None else ", ") + word(loss) if loss else ""
+            said += f", weight {weight:g}" if weight is not None else ""
+            rows.append(Row(base, term, others[loss, weight], said, loss, weight))
     if changed:
-        if kind != "matching":  # made for a question of its own: not all of the paper's rows are missing from it
+        others_changed, validation = changed, runs[0].recipe.data.validation
+        if kind != "matching":  # it answers its own question, so rows without runs are not missing
             rows = [row for row in rows if row.runs]
-        validation = _kept_apart(runs)
         if kind != "matching" and validation:
             title = f"Ablation, {word(data)}, {word(encoder)}, {form} form, {validation:,} validation images"
             name = f"ablation-{form}-{data}-{encoder}"
-            changed_too = changed.replace(f"validation {validation}", "").strip(", ")
-        else:
-            changed_too = changed
-        title += f" ({changed_too})" if changed_too else ""
+            others_changed = changed.replace(f"validation {validation}", "").strip(", ")
+        title += f" ({others_changed})" if others_changed else ""
         name = f"{name}-{changed}"
     name = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
     return Group(kind, form, data, encoder, changed, name, title, tuple(rows), tuple(choices), tuple(runs))
 
 
-def _kept_apart(runs: Sequence[Run]) -> int:
-    return runs[0].validation if runs else 0
-
-
 def _chosen(base: str, term: str, runs: list[Run]) -> tuple[Row, str]:
     """The weight with the best mean validation accuracy over the seeds that all weights have; the least of equals."""
-    weights = sorted({run.weight for run in runs if run.weight is not None})
-    found = {w: Row(base, term, {r.seed: r for r in runs if r.weight == w}, f", weight {w:g}", "", w) for w in weights}
-    if not found:
+    weights = sorted({run.place.weight for run in runs if run.place.weight is not None})
+    if not weights:
         return Row(base, term), ""
+    seeds = {weight: {run.seed: run for run in runs if run.place.weight == weight} for weight in weights}
+    found = {weight: Row(base, term, seeds[weight], f", weight {weight:g}", "", weight) for weight in weights}
     if len(weights) == 1:
         return found[weights[0]], f"weight {weights[0]:g} is the only one that was run, so not chosen here"
     val = {weight: row.values("val_accuracy") for weight, row in found.items()}
@@ -305,25 +282,8 @@ def _list(values: Iterable[float]) -> str:
     return ", ".join(f"{value:g}" for value in values)
 
 
-def mean_curve(runs: Iterable[Run], value: Callable[[dict[str, Any]], object]) -> list[tuple[float, float]]:
-    """(epoch, mean over the runs) where every run has a finite value: a mean over changing seeds would jump."""
-    found = []
-    for run in runs:
-        pairs = [(number(row.get("epoch")), number(value(row))) for row in epochs(run)]
-        found.append({epoch: y for epoch, y in pairs if epoch is not None and y is not None})
-    shared = sorted(set.intersection(*map(set, found))) if found else []
-    # Not fmean, which raises where the sum of losses that went astray leaves float64's range.
-    return [(epoch, sum(one[epoch] for one in found) / len(found)) for epoch in shared]
-
-
-def epochs(run: Run) -> list[dict[str, Any]]:
-    """What a record holds of each epoch; nothing where it holds something else."""
-    found = run.record.get("epochs")
-    return [row for row in found if isinstance(row, dict)] if isinstance(found, list) else []
-
-
 def resumptions(run: Run) -> list[dict[str, Any]]:
-    """What a record says of the processes that made the run, the last of which evaluated it; in order."""
+    """The processes that made the run, in order; the last one evaluated it."""
     found = run.record.get("earlier")
     return [*(one for one in found if isinstance(one, dict)), run.record] if isinstance(found, list) else [run.record]
 

@@ -29,7 +29,7 @@ class Job:
 
     @property
     def words(self) -> str:
-        """What it is found by."""
+        """The name and variant that --only searches."""
         return f"{self.name}/{self.variant}/" if self.variant else f"{self.name}/"
 
     def record(self, results: Path) -> Path:
@@ -37,22 +37,22 @@ class Job:
         return results / "runs" / self.name / self.variant / f"seed-{self.seed}.json"
 
     def check(self, results: Path) -> None:
-        """Raise if what lies at its record's place is not its record: it would count as done, and be in no table."""
+        """Raise if the file at its record's place is not its record: it would count as done, and be in no table."""
         path = self.record(results)
         if not path.exists():
             return
-        found = records.read(path)
+        record = records.read(path)
         try:
-            theirs, mine = flat(records.recipe_of(found).tree()), flat(self.recipe.tree())
-            records.check_final(found)
+            theirs, mine = flat(records.recipe_of(record).tree()), flat(self.recipe.tree())
+            records.final_numbers(record)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
         mine["data.source"] = plain_path(self.recipe.data.source)
+        theirs |= {"name": record.get("name"), "seed": record.get("seed")}
+        mine |= {"name": self.name, "seed": self.seed}
         other = [key for key in mine | theirs if key != "about" and theirs.get(key) != mine.get(key)]
-        other += [key for key, value in (("name", self.name), ("seed", self.seed)) if found.get(key) != value]
         if other:
-            names = ", ".join(other)
-            raise ValueError(f"expected the record of this run at {path}, got another's ({names} differ)")
+            raise ValueError(f"expected the record of this run at {path}, got another's ({', '.join(other)} differ)")
 
 
 def weighed(recipe: Recipe, weight: float) -> Recipe:
@@ -68,8 +68,8 @@ def with_loss(recipe: Recipe, preset: str, weight: float | None = None) -> Recip
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What a table is asked for."""
+class TableRequest:
+    """Which runs of a table are wanted."""
 
     data: str = "cifar10"
     seeds: Sequence[int] = (1, 2, 3)
@@ -82,13 +82,13 @@ GRID = {"gap": (1.0, 3.0, 10.0, 30.0), "control": (1.0, 3.0, 10.0, 30.0)}
 MORE_SEEDS = 10  # of InfoNCE, for paired differences that can tell
 
 
-def table1(asked: Asked) -> list[Job]:
+def table1(request: TableRequest) -> list[Job]:
     """Instance matching: all eight rows of the paper's Table 1, and the terms that are ours with their weights."""
     jobs = []
-    data, seeds, instances = asked.data, asked.seeds, asked.instances
+    data, seeds, instances = request.data, request.seeds, request.instances
     if data == "cuhk03" and instances is not None:
         raise ValueError(f"expected no instances for cuhk03, which has its own identities, got {instances}")
-    more = range(1, MORE_SEEDS + 1) if tuple(seeds) == Asked.seeds else seeds
+    more = range(1, MORE_SEEDS + 1) if tuple(seeds) == TableRequest.seeds else seeds
     for loss in MATCHING_LOSSES:
         for seed in more if loss == "infonce" else seeds:
             for end in ("", "-qare"):
@@ -109,45 +109,43 @@ def table1(asked: Asked) -> list[Job]:
     return jobs
 
 
-def _classification(methods: Sequence[str], asked: Asked) -> list[Job]:
+def _classification(methods: Sequence[str], request: TableRequest) -> list[Job]:
     names = [
-        f"{form}/{asked.data}-{encoder}-{method}"
+        f"{form}/{request.data}-{encoder}-{method}"
         for encoder in ("conv4", "resnet32")
         for form in ("released", "paper")
         for method in methods
     ]
-    return [Job(name, recipe(name), seed) for name in names for seed in asked.seeds]
+    return [Job(name, recipe(name), seed) for name in names for seed in request.seeds]
 
 
-def table2(asked: Asked) -> list[Job]:
+def table2(request: TableRequest) -> list[Job]:
     """SimCLR with and without QARe against other methods, on both encoders, in the paper's and the released form."""
     baselines = ("random", "supervised", "rotation", "deepcluster", "deepinfomax")
-    return _classification(("simclr", "simclr-qare", *baselines), asked)
+    return _classification(("simclr", "simclr-qare", *baselines), request)
 
 
-def table3(asked: Asked) -> list[Job]:
+def table3(request: TableRequest) -> list[Job]:
     """SparseCLR with and without QARe; SimCLR beside it is Table 2's.
 
     In the released form QARe comes with a clamp of the loss: with weight 0 there is the clamp alone, the control.
     """
-    jobs = _classification(("simclr", "sparseclr", "sparseclr-qare"), asked)
+    jobs = _classification(("simclr", "sparseclr", "sparseclr-qare"), request)
     for encoder in ("conv4", "resnet32"):
-        name = f"released/{asked.data}-{encoder}-sparseclr-qare"
-        jobs += [Job(name, weighed(recipe(name), 0.0), seed, "beta-0") for seed in asked.seeds]
+        name = f"released/{request.data}-{encoder}-sparseclr-qare"
+        jobs += [Job(name, weighed(recipe(name), 0.0), seed, "beta-0") for seed in request.seeds]
     return jobs
 
 
-def fig_beta(asked: Asked) -> list[Job]:
+def fig_beta(request: TableRequest) -> list[Job]:
     """Figure 2: accuracy against the weight of QARe, 0 to 1.875 in steps of 0.125 (0 is the clamped loss alone)."""
     jobs = []
     for encoder in ("conv4", "resnet32"):
-        name = f"released/{asked.data}-{encoder}-simclr-qare"
+        name = f"released/{request.data}-{encoder}-simclr-qare"
         for step in range(16):
             beta = 0.125 * step
-            variant = (
-                "" if beta == weight_of(recipe(name)) else f"beta-{beta:g}"
-            )  # the recipe's own weight is Table 2's run
-            jobs += [Job(name, weighed(recipe(name), beta), seed, variant) for seed in asked.seeds]
+            variant = "" if beta == weight_of(recipe(name)) else f"beta-{beta:g}"  # the recipe's own is Table 2's
+            jobs += [Job(name, weighed(recipe(name), beta), seed, variant) for seed in request.seeds]
     return jobs
 
 
@@ -167,12 +165,12 @@ ABLATION_SEEDS = (1, 2, 3, 4, 5)
 VALIDATION = 5000  # training images to choose by
 
 
-def ablation(asked: Asked) -> list[Job]:
+def ablation(request: TableRequest) -> list[Job]:
     """What of QARe helps: one factor at a time from released/simclr on Conv-4, tested on a part of the training set."""
-    base = f"released/{asked.data}-conv4-simclr"
+    base = f"released/{request.data}-conv4-simclr"
     kept = recipe(base).changed({"data.validation": VALIDATION})
     jobs = []
-    for seed in sorted({*asked.seeds, *ABLATION_SEEDS}):
+    for seed in sorted({*request.seeds, *ABLATION_SEEDS}):
         jobs.append(Job(base, kept, seed, "validation"))
         for name in ("cold", "mean", "clamp"):
             jobs.append(Job(base, with_loss(kept, f"ablation/simclr-{name}"), seed, f"validation-{name}"))
@@ -187,24 +185,24 @@ def ablation(asked: Asked) -> list[Job]:
 FRESH = 10  # added to seeds, which then chose nothing
 
 
-def confirm(asked: Asked) -> list[Job]:
-    """The best of the ablation, and the best that has a set-level term, on the test set, both encoders, fresh seeds.
+def confirm(request: TableRequest) -> list[Job]:
+    """The ablation's best, and its best with a set-level term, on the test set, both encoders and fresh seeds.
 
-    The ablation is of Conv-4, whose seeds 1 to 5 have chosen: its runs have others. No run of ResNet-32 has.
+    The ablation used seeds 1 to 5 of Conv-4 to choose, so Conv-4 gets other seeds here. ResNet-32 chose nothing.
     """
-    found = [group for group in groups(collect(asked.results)[0]) if is_ablation(group) and group.data == asked.data]
-    # Of the recipe that they are confirmed with, nothing else changed.
-    found = [group for group in found if group.changed == f"validation {group.validation}"]
-    best = {(row.loss, row.weight) for group in found for row, _ in bests_of(group)}
+    data, results = request.data, request.results
+    # Only ablations of the unchanged recipe: that is the one which is confirmed.
+    ablations = [g for g in groups(collect(results)[0]) if is_ablation(g) and g.changed == f"validation {g.validation}"]
+    best = {(row.loss, row.weight) for group in ablations if group.data == data for row, _ in bests_of(group)}
     if not best:
         raise ValueError(
-            f"expected records of `setwise reproduce ablation --data {asked.data}` below {asked.results / 'runs'}, two "
-            "seeds of each, to confirm the best of them, got none"
+            f"expected records of `setwise reproduce ablation --data {data}` below {results / 'runs'}, two seeds of "
+            "each, to confirm the best of them, got none"
         )
     jobs = []
     for encoder in ("conv4", "resnet32"):
-        name = f"released/{asked.data}-{encoder}-simclr"
-        for seed in (FRESH + seed if encoder == "conv4" else seed for seed in asked.seeds):
+        name = f"released/{data}-{encoder}-simclr"
+        for seed in (FRESH + seed if encoder == "conv4" else seed for seed in request.seeds):
             jobs.append(Job(name, recipe(name), seed))
             for loss, beta in sorted(best, key=str):
                 word = loss.split("/")[1] + ("" if beta is None else f"-{beta:g}")
@@ -228,16 +226,16 @@ ACCURACY_GAP: dict[str, dict[str, Any]] = {
 }
 
 
-def accuracy_gap(asked: Asked) -> list[Job]:
+def accuracy_gap(request: TableRequest) -> list[Job]:
     """One factor at a time from released/simclr on ResNet-32: which of them moves its accuracy."""
-    name = f"released/{asked.data}-resnet32-simclr"
-    jobs = [Job(name, recipe(name), seed) for seed in asked.seeds]
+    name = f"released/{request.data}-resnet32-simclr"
+    jobs = [Job(name, recipe(name), seed) for seed in request.seeds]
     for word, changes in ACCURACY_GAP.items():
-        jobs += [Job(name, recipe(name).changed(changes), seed, word) for seed in asked.seeds]
+        jobs += [Job(name, recipe(name).changed(changes), seed, word) for seed in request.seeds]
     return jobs
 
 
-TABLES: dict[str, Callable[[Asked], list[Job]]] = {
+TABLES: dict[str, Callable[[TableRequest], list[Job]]] = {
     "table1": table1,
     "table2": table2,
     "table3": table3,
@@ -258,9 +256,9 @@ def expand(
     instances: int | None = None,
     results: Path = Path("results"),
 ) -> list[Job]:
-    """The runs of one table or of several, a whole table of one seed first; ``only`` keeps those it finds in names.
+    """The runs of one table or of several, seed by seed; ``only`` keeps those with one of these words in their names.
 
-    The name is ``RECIPE/VARIANT/``, so that "simclr/" does not find simclr-qare.
+    A name ends with a slash, ``RECIPE/VARIANT/``, so that "simclr/" does not find simclr-qare.
     """
     if not seeds:
         raise ValueError("expected at least one seed, got none; --seeds 1 2 3")
@@ -269,7 +267,7 @@ def expand(
         table = OLD_NAMES.get(name, name)
         check_option(table, tuple(TABLES), "the table")
         check_option(data, MATCHING_DATA if table == "table1" else DATA, f"data of {table}")
-        jobs = TABLES[table](Asked(data, seeds, instances, results))
+        jobs = TABLES[table](TableRequest(data, seeds, instances, results))
         found |= {job.record(results): job for job in sorted(jobs, key=lambda job: job.seed)}
     for words in only:
         if not any(words in job.words for job in found.values()):

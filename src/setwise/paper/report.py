@@ -6,27 +6,24 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import setwise.records as records
-import setwise.register as register
 from setwise.checks import see
 from setwise.paper.ablation import ablation_answer, ablation_table, is_ablation
 from setwise.paper.claims import claims, differences, lead, pictured, settings
-from setwise.paper.collected import Group, Run, collect, mean_curve, resumptions
+from setwise.paper.collected import Group, Run, collect, resumptions
 from setwise.paper.collected import groups as sort_into_groups
 from setwise.paper.figures import Timing, cost_table, costs_onto, count, sweep_onto, sweep_table, sweeps, timings
 from setwise.paper.numbers import word
 from setwise.paper.spectra import looks_table, spectra_onto
 from setwise.paper.tables import changes_table, shown_by_changes, tables_of
+from setwise.records.run import mean_curve, pause_collection
 from setwise.records.statistics import number
-from setwise.report.any_runs import AnyRun
 from setwise.report.page import Page
-from setwise.report.tables import NOTE, Table
+from setwise.report.tables import NOTE, Table, own_tables
 from setwise.terminal import visible
 from setwise.training.checkpoint import replacing
 
@@ -43,6 +40,7 @@ COSTS = (
 LONGEST = 120  # of a file's name: file systems take 255 bytes
 
 
+@pause_collection()
 def report(results: Path, out: Path) -> list[Path]:
     """Write the page and the tables of all records below ``results``; returns the files, the page first."""
     runs, aside = collect(results)
@@ -107,10 +105,9 @@ def make_page(groups: Sequence[Group], aside: Sequence[str], timed: Sequence[Tim
             page.text(ablation_answer(group))
             put(ablation_table(group))
         put(changes)
-    if register.table:
+    if own := own_tables([run for group in groups for run in group.runs]):
         page.heading("Your own tables")
-        runs = [AnyRun(r.path, r.record, records.fields_of(r.record), r.seed) for group in groups for r in group.runs]
-        put(*(entry.make(runs) for entry in register.table.values()))
+        put(*own)
     spectra_onto(page, more)
     tables += filter(None, map(looks_table, more))
     if timed:
@@ -151,14 +148,10 @@ def _curves(page: Page, group: Group) -> None:
     for base in dict.fromkeys(row.base for row in group.rows if row.runs):
         rows = [row for row in group.rows if row.base == base and row.runs and group.is_main(row)]
         for what, y, scale, names in CURVES[group.kind]:
-            value = partial(_first, names)
-            series = {row.label: [(x, scale * v) for x, v in mean_curve(row.runs.values(), value)] for row in rows}
+            means = {row.label: mean_curve(run.curve(*names) for run in row.runs.values()) for row in rows}
+            series = {label: [(x, scale * v) for x, v in points] for label, points in means.items()}
             if any(series.values()):  # a row without any keeps its colour
                 page.curves(f"{word(base)}, {what}", series, x="epoch", y=y, note=group.title)
-
-
-def _first(names: Sequence[str], epoch: Mapping[str, Any]) -> object:
-    return next((epoch[name] for name in names if name in epoch), None)
 
 
 def provenance(runs: Iterable[Run]) -> str:

@@ -1,12 +1,11 @@
 """Many runs: those of a table that have no record, several at once, safe to interrupt.
 
-Every worker goes through the whole list and takes what has no record and no lock. So any number of workers may share
-the list, on one machine or on several that share the folder; records made elsewhere are simply copied into it.
+Every worker goes through the whole list and takes each run without a record and a lock. So any number of workers can
+share the list, on one machine or on several that share the folder. Records made elsewhere are simply copied into it.
 """
 
 from __future__ import annotations
 
-import json
 import multiprocessing as mp
 import os
 import shutil
@@ -30,6 +29,7 @@ from setwise.locks import Taken, locked
 from setwise.paper.jobs import Job
 from setwise.paper.recipes import recipe
 from setwise.recipe import Recipe
+from setwise.records.record import read_json
 from setwise.runs import run_of
 from setwise.terminal import visible
 from setwise.training.checkpoint import remove_unfinished, write_text
@@ -41,28 +41,30 @@ IMAGES = {"digits": (1297, 1), "cifar10": (50_000, 1), "cifar100": (50_000, 1), 
 
 
 def estimate(jobs: Sequence[Job], results: Path) -> list[float | None]:
-    """Seconds that the training of each of ``jobs`` takes, alone, by the step times that ``results`` holds.
+    """Seconds of training of each job, run alone, from the step times in ``results``.
 
-    Those are of 32 x 32 pixels; larger images take as many times longer as they have pixels. None where a step of
-    such an encoder, batch and method was not measured (``setwise bench step --methods`` does).
+    These are of 32 x 32 pixels; the time of larger images grows with their pixels. None where ``results`` has no step
+    of that encoder, batch and method (``setwise bench step --methods`` measures it).
     """
     measured: dict[tuple[str, str, int], float] = {}
     for path in sorted(results.glob("bench-step*.json")):
         with suppress(ValueError, KeyError, TypeError, AttributeError):  # another's file, or of another version
-            for row in records.read_json(path)["encoders"].values():
+            for row in read_json(path)["encoders"].values():
                 measured[_step(recipe(row["recipe"]))] = float(row["setwise_ms"])
-                for name, seconds in row.get("methods", {}).items():
+                for name, epoch in row.get("methods", {}).items():
                     it = recipe(name)
-                    measured[_step(it)] = 1e3 * float(seconds) / _steps(it, IMAGES[it.data.source][0])
-    found: list[float | None] = []
-    for it in (job.recipe for job in jobs):
-        if it.epochs and (it.data.source not in IMAGES or _step(it) not in measured):
-            found.append(None)
-            continue
-        images, pixels = IMAGES.get(it.data.source, (0, 0))
+                    measured[_step(it)] = 1e3 * float(epoch) / _steps(it, IMAGES[it.data.source][0])
+
+    def seconds(it: Recipe) -> float | None:
+        if not it.epochs:
+            return 0.0
+        if it.data.source not in IMAGES or _step(it) not in measured:
+            return None
+        images, pixels = IMAGES[it.data.source]
         images = split_sizes(it.data.instances or images)[0] if it.matched else images - it.data.validation
-        found.append(pixels * it.epochs * _steps(it, images) * measured[_step(it)] / 1e3 if it.epochs else 0.0)
-    return found
+        return pixels * it.epochs * _steps(it, images) * measured[_step(it)] / 1e3
+
+    return [seconds(job.recipe) for job in jobs]
 
 
 def _steps(it: Recipe, images: int) -> int:
@@ -70,7 +72,7 @@ def _steps(it: Recipe, images: int) -> int:
 
 
 def check_records(jobs: Sequence[Job], results: Path) -> None:
-    """Raise if a record is there that cannot be read, or is another run's: it would stay in the run's way for ever."""
+    """Raise if a job's record cannot be read, or is another run's: the run would never be made."""
     wrong = []
     for job in jobs:
         try:
@@ -83,7 +85,7 @@ def check_records(jobs: Sequence[Job], results: Path) -> None:
 
 
 def listing(jobs: Sequence[Job], results: Path) -> list[str]:
-    """The runs that have no record, with the time each takes where that is known, and all of it."""
+    """The runs without a record, each with its time where that is known, and the total."""
     check_records(jobs, results)
     missing = [job for job in jobs if not job.record(results).exists()]
     times = estimate(missing, results)
@@ -105,17 +107,17 @@ def _step(it: Recipe) -> tuple[str, str, int]:
 def work(
     jobs: Sequence[Job], results: Path, scratch: Path, device: torch.device, root: Path | None, forget: bool = False
 ) -> list[str]:
-    """Run what is not yet done and nobody else is at; what failed, in words.
+    """Make the runs that have no record and that no other worker is making; returns the failures, in words.
 
-    ``forget``: a run's folder (checkpoint, page) is removed once its record is there; hundreds of runs fill a disk.
-    What went wrong with a run stands beside its record's place, so that other workers leave it alone.
+    ``forget`` removes a run's folder (checkpoint, page) once its record is there; hundreds of runs fill a disk. A
+    failure is written beside the record's place, so that other workers skip the run.
     """
     failed = []
     for job in jobs:
         path = job.record(results)
         if path.exists() or _failure(path).exists():
             continue
-        with suppress(Taken, PermissionError):  # another is at it, or owns the place: ``reproduce`` says so in the end
+        with suppress(Taken, PermissionError):  # another makes it, or owns the place: ``reproduce`` says so in the end
             path.parent.mkdir(parents=True, exist_ok=True)
             with locked(_lock(path), option="--results"):
                 if not path.exists() and not _failure(path).exists():  # another had it until just now
@@ -127,23 +129,22 @@ def work(
 
 
 def _run(job: Job, path: Path, scratch: Path, device: torch.device, root: Path | None, forget: bool) -> list[str]:
-    """Write the run's record to ``path``, or what went wrong beside it; that, in words."""
+    """Write the run's record to ``path``, or its failure beside it; returns the failure, in words."""
     began = time.perf_counter()
     who = _who(job)
     folder = scratch / job.name / job.variant / f"seed-{job.seed}"
     how = RunOptions(device, resume=True, quiet=True)
     try:
         record = run_of(job.recipe)(job.recipe, folder, name=job.name, seed=job.seed, how=how, root=root)
-        record = {"format": records.FORMAT, **record, "variant": job.variant}
-        write_text(path, json.dumps(record) + "\n")
+        records.write(path, record)
         if forget:
             shutil.rmtree(folder)
     except Interrupted:
         raise
     except Exception as error:  # whatever it is, other workers would die of it too
-        told = isinstance(error, (TrainingError, ValueError, OSError, ImportError)) or out_of_memory(error)
-        words = f"{who}: {error if told else f'{type(error).__name__}: {error}'}"
-        if not told:
+        expected = isinstance(error, (TrainingError, ValueError, OSError, ImportError)) or out_of_memory(error)
+        words = f"{who}: {error if expected else f'{type(error).__name__}: {error}'}"
+        if not expected:
             traceback.print_exc()
         print(visible(f"failed: {words}"), file=sys.stderr, flush=True)
         write_text(_failure(path), f"{words}\n")
@@ -214,9 +215,9 @@ def reproduce(
     at_once: int = 1,
     forget: bool = False,
 ) -> int:
-    """Run the jobs, ``at_once`` side by side; how many records are missing in the end.
+    """Run the jobs, ``at_once`` side by side; returns how many records are missing in the end.
 
-    What failed before is tried again, once. A signal stops all of them, each after a checkpoint.
+    Runs that failed before are tried again, once. A signal stops all of them, each after a checkpoint.
     """
     check_count(at_once, "at_once")
     check_records(jobs, results)

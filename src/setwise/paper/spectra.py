@@ -1,25 +1,22 @@
 """What training does to the sets that a loss sees: the spectra that QARe acts on, and the negatives that have weight.
 
-Records hold it for some epochs of contrastive runs, under "structure". What is missing there, is not finite or cannot
-be is left out.
+Records hold it for some epochs of contrastive runs, under "structure".
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from statistics import fmean
-from typing import Any
 
-from setwise.paper.collected import Group, Row, Run, epochs, mean_curve
+from setwise.paper.collected import Group, Row
 from setwise.paper.numbers import word
-from setwise.records.statistics import MeanStd, mean_std, number
+from setwise.records.run import mean_curve
+from setwise.records.statistics import MeanStd, mean_std
+from setwise.records.structure import Structure
 from setwise.report.page import Page
 from setwise.report.tables import Cell, Table, filled
-from setwise.runs.structure import effective_rank
 
-MOST = 1e9  # of anything counted or measured here; beyond are broken records, whose sums could leave float64's range
 NOISE = 1e-6  # of the largest eigenvalue: below are zeros and their rounding, which a logarithmic axis cannot show
 EXPLAINED = (
     "QARe acts on the eigenvalues of the similarities within each view, S_A and S_B: it rewards a small sum of "
@@ -37,63 +34,9 @@ LOOKS = (
 )
 
 
-@dataclass(frozen=True)
-class Structure:
-    """One look at a batch; None, or an empty spectrum, for what a record does not soundly hold. Shares in per cent."""
-
-    spectrum: tuple[float, ...] = ()  # eigenvalues, the largest first, means of both views
-    effective_rank: float | None = None  # likewise
-    largest: float | None = None
-    feature_rank: float | None = None  # of the encoder's features about their mean
-    support: float | None = None
-    negatives: float | None = None
-    same_class_weight: float | None = None
-    same_class: float | None = None
-
-    @classmethod
-    def read(cls, found: object) -> Structure:
-        """From what a record holds, whatever that is."""
-        if not isinstance(found, dict):
-            return cls()
-        views = found.get("eigenvalues")
-        spectra = [spectrum for view in views if (spectrum := _spectrum(view))] if isinstance(views, list) else []
-        ranks = [rank for spectrum in spectra if (rank := effective_rank(spectrum)) is not None]
-        share, weight = (_between(found.get(name), 1.0) for name in ("same_class", "same_class_weight"))
-        negatives = _between(found.get("negatives"), MOST)
-        return cls(
-            spectrum=tuple(fmean(values) for values in zip(*spectra, strict=False)),
-            effective_rank=fmean(ranks) if ranks else None,
-            largest=fmean(spectrum[0] for spectrum in spectra) if spectra else None,
-            feature_rank=_between(found.get("feature_rank"), MOST),
-            support=_between(found.get("support"), MOST if negatives is None else negatives),
-            negatives=negatives,
-            same_class_weight=None if weight is None else 100 * weight,
-            same_class=None if share is None else 100 * share,
-        )
-
-
-def _spectrum(values: object) -> list[float]:
-    """Eigenvalues in descending order; none of them where one is not a number: their sum would be wrong."""
-    found = [number(value) for value in values] if isinstance(values, list) else []
-    sound = [value for value in found if value is not None and abs(value) <= MOST]
-    return sorted(sound, reverse=True) if len(sound) == len(found) else []
-
-
-def _between(value: object, most: float) -> float | None:
-    found = number(value)
-    return found if found is not None and 0 <= found <= most else None
-
-
-def structures(run: Run) -> dict[float, Structure]:
-    """What a run's record holds of it, by epoch."""
-    looked = [row for row in epochs(run) if "structure" in row]  # few of them
-    read = [(number(row.get("epoch")), Structure.read(row["structure"])) for row in looked]
-    return {epoch: found for epoch, found in read if epoch is not None and found != Structure()}
-
-
 def last_look(row: Row) -> tuple[float, dict[int, Structure]] | None:
-    """The last epoch at which all seeds that were looked at have been, and what was seen, by seed."""
-    found = {seed: looks for seed, run in row.runs.items() if (looks := structures(run))}
+    """The last epoch that every seed with looks reached, and each seed's values."""
+    found = {seed: looks for seed, run in row.runs.items() if (looks := run.structures)}
     shared = set.intersection(*map(set, found.values())) if found else set()
     if not shared:
         return None
@@ -119,9 +62,9 @@ def mean_look(looks: Mapping[int, Structure], measure: str) -> MeanStd | None:
 
 
 def looks_table(group: Group) -> Table | None:
-    """What the loss looks at, a row for each row of the group that was looked at; None if there is none.
+    """What the loss looks at, for each row of the group with looks; None if there is none.
 
-    Of a sweep over weights the recipe's only, of an ablation all.
+    Of a sweep only the recipe's own weight, of an ablation all.
     """
     columns = (
         *("loss", "n", "epoch", "negatives with weight", "of", "weight on the same class, %", "by chance, %"),
@@ -169,8 +112,9 @@ def _pictures(page: Page, group: Group, base: str) -> None:
     for name, measure in (("effective rank", "effective_rank"), ("largest eigenvalue", "largest")):
         series = {}
         for row in rows:
-            runs = [run for run in row.runs.values() if structures(run)]
-            if points := mean_curve(runs, partial(_measure, measure)):
+            looks = [run.structures for run in row.runs.values() if run.structures]
+            values = [{epoch: getattr(one, measure) for epoch, one in those.items()} for those in looks]
+            if points := mean_curve({x: y for x, y in one.items() if y is not None} for one in values):
                 series[row.label] = points
         if series:
             page.curves(f"{word(base)}, {name}", series, x="epoch", y=name, note=group.title, log="x")
@@ -190,10 +134,6 @@ def _ranks(page: Page, group: Group, base: str) -> None:
         lines = {label: [plain[0], *points] for label, points in series.items()}
         note = f"{group.title}. Each line begins at the loss alone and goes from weight to weight."
         page.curves(title, lines, x="effective rank", y="validation accuracy, %", note=note)
-
-
-def _measure(name: str, epoch: dict[str, Any]) -> object:
-    return getattr(Structure.read(epoch.get("structure")), name)
 
 
 def mean_spectrum(looks: Iterable[Structure]) -> list[float]:

@@ -1,8 +1,28 @@
-"""Run records: one self-contained JSON file a run, written by the program only."""
+"""Run records: one self-contained JSON file a run. ``of_run`` makes it, ``write`` writes it, ``read`` reads it.
+
+What a record holds ("setwise run 2"):
+
+    format, name, seed       the format; what the run is called; its seed
+    recipe                   every field that decided the run, as ``Recipe.tree`` gives it
+    precision, processes     what it computed in, and over how many processes
+    commit, versions, hardware, command        of the process that evaluated it
+    earlier                  the same of other processes that trained a part of it, each with its first epoch; if any
+    data                     the data's name and how many images each split has
+    timings                  seconds: of all training, of each part of the evaluation
+    epochs                   a column for each measure, "epoch" the first: {"epoch": [1, 2], "loss": [5.5, 5.2]};
+                             six significant digits
+    structure                of some epochs, columns likewise, and spectra of the last one; see ``records.structure``
+    final                    what was measured in the end; accuracies are shares of one
+
+Learning rate, seconds and images per second of every epoch, and all spectra, are in the run's folder (metrics.csv and
+metrics.jsonl). "setwise run 1" had them too, with a row for each epoch; ``read`` gives the same for both formats, and
+``compact`` makes a file of the first one of the second.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -10,24 +30,25 @@ from typing import Any
 
 from setwise.recipe import Recipe, flat, upgrade
 from setwise.records.statistics import number
+from setwise.records.structure import columns_of_looks
 from setwise.training.checkpoint import Checkpoint, write_text
 from setwise.training.engine import Engine
 from setwise.training.environment import environment, plain_path
 
-FORMAT = "setwise run 1"
+FORMAT, FIRST_FORMAT = "setwise run 2", "setwise run 1"
 FILE = "record.json"
-LARGEST = 16 * 2**20  # bytes of a record that is read; one of 200 epochs has less than 1 MiB
+LARGEST = 16 * 2**20  # bytes of a record that is read; one of 200 epochs has about 10 KiB
+DIGITS = 6
+SHARES = re.compile(r".*accuracy|rank\d+|mean_average_precision")  # final numbers that reports show in per cent
+PER_EPOCH = ("structure", "lr", "seconds", "images_per_second")  # of a history, not among a record's epochs
 
 
 def of_run(name: str, engine: Engine, last: Checkpoint, data: dict[str, Any]) -> dict[str, Any]:
-    """The record of a run that has ended; ``data`` says what it was trained and tested on.
-
-    Commit, versions, hardware and command are of the process that evaluates it. "earlier" are those of others that
-    trained a part of it, if there were any, each with the epoch that it began in.
-    """
+    """The record of a run that has ended, without final numbers; ``data`` names its data and their sizes."""
     here = environment(engine.device)
     earlier = [one for one in last.resumptions if one | here != one]
     return {
+        "format": FORMAT,
         "name": name,
         "recipe": _private(engine.recipe).tree(),
         "seed": engine.seed,
@@ -37,24 +58,35 @@ def of_run(name: str, engine: Engine, last: Checkpoint, data: dict[str, Any]) ->
         **({"earlier": earlier} if earlier else {}),
         "data": data,
         "timings": {"training_seconds": last.seconds},
-        "epochs": last.history,
+        **_columns(last.history),
         "final": {},
     }
 
 
-def write(folder: Path, record: dict[str, Any]) -> Path:
-    """Write ``record`` into a run's folder, whole or not at all. Its numbers are finite: JSON has no others."""
-    path = folder / FILE
+def _columns(history: object) -> dict[str, Any]:
+    """The epochs and looks of a run's history, a list of rows, as a record has them."""
+    rows = [row for row in history if isinstance(row, dict)] if isinstance(history, list) else []
+    names = dict.fromkeys(name for row in rows for name in row if name not in PER_EPOCH)
+    epochs = {name: [_rounded(row.get(name)) for row in rows] for name in names}
+    looks = columns_of_looks(rows)
+    return {"epochs": epochs, **({"structure": looks} if looks else {})}
+
+
+def _rounded(value: Any) -> Any:
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
+
+
+def write(path: Path, record: dict[str, Any]) -> None:
+    """Write ``record``, whole or not at all. Its numbers are finite: JSON has no others."""
     try:
-        text = json.dumps({"format": FORMAT, **record}, indent=1, allow_nan=False)
+        text = json.dumps({**record, "format": FORMAT}, separators=(",", ":"), allow_nan=False)
     except ValueError as error:
         raise ValueError(f"expected finite numbers for {path}, got others ({error}); None stands for them") from error
     write_text(path, text + "\n")
-    return path
 
 
 def read_json(path: Path) -> Any:
-    """What a JSON file holds. A ValueError for anything else: a pipe is not opened, nor is a huge file read whole."""
+    """The content of a JSON file; ValueError for any other file. Pipes are not opened, huge files not read whole."""
     try:
         if not path.is_file():
             raise ValueError("no plain file")
@@ -68,46 +100,65 @@ def read_json(path: Path) -> Any:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The record in a run's folder, or in a file."""
+    """The record in a run's folder, or in a file, as if today's version had written it."""
     path = path / FILE if path.is_dir() else path
-    found = read_json(path)
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
+    record = read_json(path)
+    if not isinstance(record, dict) or record.get("format") not in (FORMAT, FIRST_FORMAT):
         raise ValueError(f"expected a record that setwise wrote at {path}, got another file")
-    return found
+    if record["format"] == FIRST_FORMAT:
+        record |= {"format": FORMAT, **_columns(record.get("epochs"))}
+    return record
 
 
-def check_final(record: dict[str, Any]) -> None:
-    """Raise unless a record has final numbers, whose accuracies, where there are any, can be such."""
+def compact(folder: Path) -> int:
+    """Write records of the first format below ``folder`` in today's, a third of their size; how many there were."""
+    paths = [path for path in sorted(folder.rglob("*.json")) if FIRST_FORMAT.encode() in path.read_bytes()[:100]]
+    for path in paths:
+        write(path, read(path))
+    return len(paths)
+
+
+def final_numbers(record: dict[str, Any]) -> dict[str, float]:
+    """A record's final numbers, shares in per cent; ValueError without any, or for an accuracy that cannot be one."""
     final = record.get("final")
     if not isinstance(final, dict) or not final:
         raise ValueError("expected a run that was evaluated, got one without final numbers")
-    for measure, value in final.items():
-        share = number(value)
-        if measure.endswith("accuracy") and value is not None and (share is None or not 0 <= share <= 1):
-            raise ValueError(f"expected {measure} to be a share, from 0 to 1, got {str(value)[:40]}")
+    found = {}
+    for name, given in final.items():
+        value = number(given)
+        if name.endswith("accuracy") and given is not None and (value is None or not 0 <= value <= 1):
+            raise ValueError(f"expected {name} to be a share, from 0 to 1, got {str(given)[:40]}")
+        if value is not None:
+            found[name] = 100 * value if SHARES.fullmatch(name) else value
+    return found
 
 
 def recipe_of(record: dict[str, Any]) -> Recipe:
-    """A record's recipe; a field that is younger than the record has its default, what was done before the choice."""
+    """A record's recipe. Fields that are younger than the record have their defaults."""
+    return recipe_from(recipe_text(record))
+
+
+def recipe_text(record: dict[str, Any]) -> str:
+    """A record's recipe as JSON: the same for all seeds of a run, so that ``recipe_from`` and others read it once."""
     try:
-        return _recipe(json.dumps(record.get("recipe", {})))
+        return json.dumps(record.get("recipe", {}))
     except RecursionError as error:
         raise ValueError("expected a recipe's tables, got tables within tables without end") from error
 
 
 @lru_cache(maxsize=256)  # the seeds of a run have one recipe, and their records lie beside each other
-def _recipe(text: str) -> Recipe:
+def recipe_from(text: str) -> Recipe:
+    """The recipe of ``recipe_text``."""
     return Recipe.read(json.loads(text))
 
 
-def fields_of(record: dict[str, Any]) -> dict[str, Any]:
-    """Every field of a record's recipe by its path, whether what it names is registered here or not."""
-    tree = record.get("recipe")
-    if not isinstance(tree, dict):
-        raise ValueError("expected a record with its recipe, got none")
+@lru_cache(maxsize=256)
+def fields_from(text: str) -> dict[str, Any]:
+    """Every field of the recipe of ``recipe_text`` by its path, whether what it names is registered here or not."""
+    tree = json.loads(text)
     return flat(upgrade(tree) if "initial" in tree else tree)
 
 
 def _private(recipe: Recipe) -> Recipe:
-    """The recipe with a path's last part alone: where things lie on a machine is nobody's business."""
+    """The recipe without the path of its data. Paths are private: records keep only the last part."""
     return replace(recipe, data=replace(recipe.data, source=plain_path(recipe.data.source)))

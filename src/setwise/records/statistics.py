@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Literal
 
+LARGEST = sys.float_info.max
 EQUAL = 1e-9  # a spread below this share of the mean is rounding
 
 
@@ -51,10 +53,10 @@ def paired_difference(a: Mapping[int, float], b: Mapping[int, float], level: flo
 
         mean ± t(n-1, (1 + level) / 2) · s / √n
 
-    s is the sample standard deviation of the n differences. Runs of one seed start from the same weights and see the
-    same batches: as far as a seed is worth the same to both, that drops out. What is left is taken as normal. Equal
-    differences other than zero have no spread to tell by and an infinite interval: accuracies are counts, and those of
-    two seeds agree to the digit by chance in a case of a hundred or so.
+    s is the sample standard deviation of the n differences, which are taken as normal. Runs of one seed share their
+    first weights and their batches, and a difference cancels what these do to both. Equal differences other than zero
+    have an infinite interval: accuracies are counts, and two seeds agree to the digit by chance in about one of a
+    hundred cases.
     """
     if not 0 < level < 1:
         raise ValueError(f"expected a level between 0 and 1, got {level}")
@@ -75,7 +77,7 @@ def paired_difference(a: Mapping[int, float], b: Mapping[int, float], level: flo
 
 
 def holm(values: Sequence[float]) -> list[float]:
-    """Holm's adjusted p-values: below α, such a test is among those of which none errs, with probability 1 - α."""
+    """Holm's adjusted p-values. The tests below α are all right with probability 1 - α."""
     found, largest = [0.0] * len(values), 0.0
     for place, i in enumerate(sorted(range(len(values)), key=lambda i: values[i])):
         largest = max(largest, min(1.0, (len(values) - place) * values[i]))
@@ -85,10 +87,14 @@ def holm(values: Sequence[float]) -> list[float]:
 
 def number(value: object) -> float | None:
     """What a record holds, if it is a finite number; None if not."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        found = float(value)
-    except OverflowError:  # an integer beyond floats
-        return None
-    return found if math.isfinite(found) else None
+    if isinstance(value, int | float) and not isinstance(value, bool) and -LARGEST <= value <= LARGEST:
+        return float(value)
+    return None
+
+
+def numbers(values: Sequence[object]) -> list[float | None]:
+    """``number`` of each value; a plain column of floats or of integers is quick."""
+    kinds = set(map(type, values))
+    if kinds == {float} and math.isfinite(sum(values)):  # type: ignore[arg-type]
+        return list(values)  # type: ignore[arg-type]
+    return list(map(number, values))

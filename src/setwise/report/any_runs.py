@@ -1,82 +1,57 @@
 """The report of any runs: what differs between them, what they reached, and paired differences.
 
-Runs that differ in nothing but the seed are one group. The groups are told apart by the fields of their recipes that
-differ, or by those that are asked for.
+Runs that differ in the seed alone are one group. Groups differ in the fields of their recipes, all or those asked for.
 """
 
 from __future__ import annotations
 
-import math
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import setwise.records as records
-import setwise.register as register
-from setwise.records.statistics import MeanStd, PairedDifference, mean_std, number, paired_difference
+from setwise.records.run import Run, files_below, mean_curve, pause_collection, read_runs
+from setwise.records.statistics import MeanStd, PairedDifference, mean_std, paired_difference
 from setwise.registry import known
 from setwise.report.chart import Interval
 from setwise.report.page import Page
-from setwise.report.tables import NOTE, Cell, Table, shown
+from setwise.report.tables import NOTE, Cell, Table, own_tables, shown
 
-SHARES = "accuracy"  # measures that end so are shares, shown in per cent
 FIRST = ("probe_accuracy", "held_out_accuracy", "test_accuracy")  # the first that is there answers
 LABELS = ("about",)  # fields that decide nothing
 
 
 @dataclass(frozen=True)
-class AnyRun:
-    """A record, wherever it lies, and the fields of its recipe by their paths."""
-
-    path: str
-    record: dict[str, Any] = field(repr=False)
-    fields: dict[str, Any] = field(repr=False)
-    seed: int
-
-    def measure(self, name: str) -> float | None:
-        """A final number; accuracies in per cent."""
-        value = number(self.record.get("final", {}).get(name))
-        return value if value is None or not name.endswith(SHARES) else 100 * value
-
-
-@dataclass(frozen=True)
-class AnyGroup:
-    """Runs that differ in the seed alone, and by which values they differ from the others."""
+class Group:
+    """Runs that differ in the seed alone, and the values that tell them from other groups."""
 
     values: tuple[Any, ...]
-    runs: tuple[AnyRun, ...]
+    runs: tuple[Run, ...]
 
     def by_seed(self, measure: str) -> dict[int, float]:
         """A measure of each seed that has it."""
-        found = {run.seed: run.measure(measure) for run in self.runs}
-        return {seed: value for seed, value in found.items() if value is not None}
+        return {run.seed: run.final[measure] for run in self.runs if measure in run.final}
 
     def mean(self, measure: str) -> MeanStd | None:
-        """Over the seeds."""
+        """Over the seeds; None if there are none."""
         values = list(self.by_seed(measure).values())
         return mean_std(values) if values else None
 
 
-def read_runs(places: Iterable[Path]) -> tuple[list[AnyRun], list[str]]:
-    """All records at or below ``places``, and what is there but cannot be read, in words."""
-    found, aside = [], []
+def runs_at(places: Iterable[Path]) -> tuple[list[Run], list[str]]:
+    """All runs whose records are at or below ``places``, and the files there that cannot be read, with reasons."""
+    paths: list[Path] = []
     for place in places:
         if not place.exists():
             raise ValueError(f"expected runs at {place}, got no such file or folder; `setwise pretrain` makes some")
-        paths = [place] if place.is_file() else sorted({*place.rglob(records.FILE), *place.rglob("seed-*.json")})
-        for path in paths:
-            try:
-                record = records.read(path)
-                records.check_final(record)
-                found.append(AnyRun(str(path), record, records.fields_of(record), int(record["seed"])))
-            except (ValueError, KeyError, TypeError) as error:
-                aside.append(f"{path}: {error}")
-    return found, aside
+        below = (path for path in files_below(place) if path.name == records.FILE or path.match("seed-*.json"))
+        paths += [place] if place.is_file() else below
+    return read_runs(paths, Run)
 
 
-def chosen(runs: Sequence[AnyRun], where: Sequence[str]) -> list[AnyRun]:
+def chosen(runs: Sequence[Run], where: Sequence[str]) -> list[Run]:
     """The runs whose fields have these values: "objective.temperature=0.2"."""
     for words in where:
         name, equals, value = words.partition("=")
@@ -87,7 +62,7 @@ def chosen(runs: Sequence[AnyRun], where: Sequence[str]) -> list[AnyRun]:
     return list(runs)
 
 
-def path_of(name: str, runs: Sequence[AnyRun]) -> str:
+def path_of(name: str, runs: Sequence[Run]) -> str:
     """The field that ``name``, its path or the last part of it, stands for."""
     paths = {path: None for run in runs for path in run.fields}
     near = sorted((path for path in paths if path == name or path.endswith(f".{name}")), key=lambda x: x.count("."))
@@ -96,27 +71,31 @@ def path_of(name: str, runs: Sequence[AnyRun]) -> str:
     return near[0]
 
 
-def differing(runs: Sequence[AnyRun]) -> list[str]:
+def differing(runs: Sequence[Run]) -> list[str]:
     """The fields that do not have the same value in all runs."""
-    paths = dict.fromkeys(path for run in runs for path in run.fields if path not in LABELS)
-    return [path for path in paths if len({repr(run.fields.get(path)) for run in runs}) > 1]
+    recipes = list({id(run.fields): run.fields for run in runs}.values())
+    paths = dict.fromkeys(path for fields in recipes for path in fields if path not in LABELS)
+    return [path for path in paths if len({repr(fields.get(path)) for fields in recipes}) > 1]
 
 
-def group_by(runs: Sequence[AnyRun], paths: Sequence[str]) -> list[AnyGroup]:
+def group_by(runs: Sequence[Run], paths: Sequence[str]) -> list[Group]:
     """The runs by the values of these fields, in the order in which they come."""
-    sorted_in: dict[str, list[AnyRun]] = {}
+    keys: dict[int, str] = {}
+    sorted_in: dict[str, list[Run]] = {}
     for run in runs:
-        sorted_in.setdefault(repr([run.fields.get(path) for path in paths]), []).append(run)
-    return [AnyGroup(tuple(members[0].fields.get(p) for p in paths), tuple(members)) for members in sorted_in.values()]
+        if id(run.fields) not in keys:
+            keys[id(run.fields)] = repr([run.fields.get(path) for path in paths])
+        sorted_in.setdefault(keys[id(run.fields)], []).append(run)
+    return [Group(tuple(members[0].fields.get(p) for p in paths), tuple(members)) for members in sorted_in.values()]
 
 
-def measures_of(runs: Sequence[AnyRun]) -> list[str]:
-    """What was measured at the end of some run, the one that answers first."""
-    names = dict.fromkeys(name for run in runs for name in run.record["final"] if run.measure(name) is not None)
+def measures_of(runs: Sequence[Run]) -> list[str]:
+    """The final numbers of any of the runs; the one that a report compares comes first."""
+    names = dict.fromkeys(name for run in runs for name in run.final)
     return sorted(names, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
 
 
-def groups_table(groups: Sequence[AnyGroup], paths: Sequence[str], measures: Sequence[str]) -> Table:
+def groups_table(groups: Sequence[Group], paths: Sequence[str], measures: Sequence[str]) -> Table:
     """A row for each group: its values, the seeds, what it reached, and its difference to the first group."""
     rows: list[list[Cell]] = []
     for group in groups:
@@ -134,21 +113,20 @@ def _unique(path: str, paths: Sequence[str]) -> bool:
     return sum(other.rpartition(".")[2] == last for other in paths) == 1 and last not in ("name", "weight")
 
 
-def _difference(group: AnyGroup, first: AnyGroup, measure: str) -> PairedDifference | None:
+def _difference(group: Group, first: Group, measure: str) -> PairedDifference | None:
     return None if group is first else paired_difference(group.by_seed(measure), first.by_seed(measure))
 
 
-def label(group: AnyGroup, paths: Sequence[str]) -> str:
+def label(group: Group, paths: Sequence[str]) -> str:
     """Its values in words."""
-    return (
-        ", ".join(f"{path.rpartition('.')[2]} {value}" for path, value in zip(paths, group.values, strict=True))
-        or "all"
-    )
+    pairs = zip(paths, group.values, strict=True)
+    return ", ".join(f"{path.rpartition('.')[2]} {value}" for path, value in pairs) or "all"
 
 
+@pause_collection()
 def report_runs(places: Sequence[Path], out: Path, *, where: Sequence[str] = (), by: Sequence[str] = ()) -> list[Path]:
     """Write the page and its table of any runs; the files written, the page first."""
-    runs, aside = read_runs(places)
+    runs, aside = runs_at(places)
     runs = chosen(runs, where)
     if not runs:
         also = f" ({len(aside)} set aside, the first: {aside[0]})" if aside else ""
@@ -160,11 +138,11 @@ def report_runs(places: Sequence[Path], out: Path, *, where: Sequence[str] = (),
     if len(groups) > 1:
         note = f"Differences in {measures[0].replace('_', ' ')}, seed by seed, with 95 % intervals."
         page.intervals(f"Against {label(groups[0], paths)}", _pictured(groups, paths, measures[0]), other="", note=note)
-    tables = [table, *(entry.make(runs) for entry in register.table.values())]
+    tables = [table, *own_tables(runs)]
     for one in tables:
         one.onto(page)
     page.heading("Learning curves")
-    series = {label(group, paths): _curve(group) for group in groups}
+    series = {label(group, paths): mean_curve(run.curve("loss") for run in group.runs) for group in groups}
     page.curves("loss", series, x="epoch", y="loss, mean over the seeds")
     page.heading("Where the numbers come from")
     page.details(f"{len(runs)} records", "\n".join(f"{run.path}: seed {run.seed}" for run in runs))
@@ -181,30 +159,18 @@ def report_runs(places: Sequence[Path], out: Path, *, where: Sequence[str] = (),
     return files
 
 
-def _lead(groups: Sequence[AnyGroup], paths: Sequence[str], measure: str) -> str:
-    means = [(group, group.mean(measure)) for group in groups]
-    known_ones = [(group, mean) for group, mean in means if mean is not None]
-    if not known_ones:
+def _lead(groups: Sequence[Group], paths: Sequence[str], measure: str) -> str:
+    means = [(mean.mean, group, mean) for group in groups if (mean := group.mean(measure))]
+    if not means:
         return ""
-    best, mean = max(known_ones, key=lambda pair: pair[1].mean)
+    _, best, mean = max(means, key=lambda found: found[0])
     return f"Which did best? {label(best, paths)}: {measure.replace('_', ' ')} {shown(mean)}."
 
 
-def _pictured(groups: Sequence[AnyGroup], paths: Sequence[str], measure: str) -> list[Interval]:
+def _pictured(groups: Sequence[Group], paths: Sequence[str], measure: str) -> list[Interval]:
     rows = []
     for group in groups[1:]:
         if (found := _difference(group, groups[0], measure)) is not None:
             bounds = None if found.low is None or found.high is None else (found.low, found.high)
             rows.append(Interval(label(group, paths), shown(found), found.mean, bounds))
     return rows
-
-
-def _curve(group: AnyGroup) -> list[tuple[float, float]]:
-    """The mean loss at epochs that all runs of the group have."""
-    each: list[Mapping[float, float]] = []
-    for run in group.runs:
-        rows = [row for row in run.record.get("epochs") or [] if isinstance(row, dict)]
-        pairs = [(number(row.get("epoch")), number(row.get("loss"))) for row in rows]
-        each.append({epoch: loss for epoch, loss in pairs if epoch is not None and loss is not None})
-    shared = sorted(set.intersection(*map(set, each))) if each else []
-    return [(epoch, math.fsum(one[epoch] for one in each) / len(each)) for epoch in shared]

@@ -40,13 +40,13 @@ def write_page(
     epochs = record["epochs"]
     page.curves(
         "Matching accuracy of the validation split",
-        {"val": [(row["epoch"], row["val_accuracy"]) for row in epochs]},
+        {"val": _points(epochs, "val_accuracy")},
         x="epoch",
         y="accuracy",
         note="The epoch with the highest one is chosen.",
     )
-    names = [name for name in ("loss", "pairwise", "regularizer") if epochs and name in epochs[0]]
-    page.curves("Loss", {name: [(row["epoch"], row[name]) for row in epochs] for name in names}, x="epoch", y="loss")
+    names = [name for name in ("loss", "pairwise", "regularizer") if name in epochs]
+    page.curves("Loss", {name: _points(epochs, name) for name in names}, x="epoch", y="loss")
     z_a, z_b = after
     found = match(z_a, z_b)
     own = pairwise(z_a, z_b, similarity="euclidean")
@@ -78,6 +78,10 @@ def write_page(
     path = folder / "index.html"
     page.write(path)
     return path
+
+
+def _points(epochs: dict[str, list[float]], name: str) -> list[tuple[float, float]]:
+    return list(zip(epochs.get("epoch", ()), epochs.get(name, ()), strict=True))
 
 
 def _grid(rows: list[Tensor]) -> Tensor:

@@ -9,6 +9,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import setwise.register as register
+from setwise.records import Run
 from setwise.records.statistics import MeanStd, PairedDifference
 from setwise.report.page import Page
 
@@ -59,6 +61,12 @@ class Table:
             if isinstance(cell, MeanStd) and not column.startswith("paper") and n not in (None, cell.n):
                 cells[i] += f" (n = {cell.n})"
         return cells
+
+
+def own_tables(runs: Sequence[Run]) -> list[Table]:
+    """The tables that users and installed packages registered, each made of all runs."""
+    register.load_entry_points()
+    return [entry.make(runs) for entry in register.table.values()]
 
 
 def filled(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> tuple[Sequence[str], Sequence[Sequence[Cell]]]:

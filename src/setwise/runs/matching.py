@@ -113,7 +113,7 @@ def run_matching(
     root: Path | None = None,
     evaluate: bool = True,
 ) -> dict[str, Any]:
-    """Train, choose the epoch, match the test split both ways, write the record and the page; the record."""
+    """Train, choose the epoch, match the test split both ways, write record and page; returns the record."""
     data, device = matching_data(recipe, root), how.device
 
     def after_epoch(engine: Engine, history: list[dict[str, Any]]) -> dict[str, float]:
@@ -146,7 +146,7 @@ def run_matching(
         start = untrained(recipe, data.train, seed).to(device)
         assert isinstance(start, Matching)
         write_page(folder, record, data.test, embed(start, data.test, device), embed(method, data.test, device))
-    records.write(folder, record)
+    records.write(folder / records.FILE, record)
     return record
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import sys
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +48,7 @@ def choose_device(name: str) -> torch.device:
 def splits(recipe: Recipe, root: Path | None) -> tuple[ImageSet, ImageSet]:
     """The images to train on, and those to test on.
 
-    With ``data.validation`` so many training images, drawn by ``split_seed``, take the test split's place, and the
-    test split is not looked at: for choosing between recipes.
+    ``data.validation`` training images, drawn by ``split_seed``, replace the test split: for choosing between recipes.
     """
     data = recipe.data
     train_set = load(data.source, root, split="train", options=data.options)
@@ -66,10 +65,7 @@ def splits(recipe: Recipe, root: Path | None) -> tuple[ImageSet, ImageSet]:
 
 
 def check_classes(train_set: ImageSet, test_set: ImageSet) -> None:
-    """Raise unless a label is the same class in both splits: what is learnt of one can be tested on the other.
-
-    A label is a place in ``classes``, so their order counts. A test split without images of a class lists it as well.
-    """
+    """Raise unless both splits have the same classes in the same order: a label is a place in ``classes``."""
     if train_set.classes != test_set.classes:
         raise ValueError(
             f"expected the test split of {train_set.name} to have the classes of its training split, got others "
@@ -88,7 +84,7 @@ def pretrain(
     root: Path | None = None,
     evaluate: bool = True,
 ) -> dict[str, Any]:
-    """Train by a recipe, probe the frozen encoder, write the record into the run's folder; the record."""
+    """Train by a recipe, probe the frozen encoder, write the record into the run's folder; returns the record."""
     test_set: ImageSet | None = None
     if evaluate or recipe.data.validation:
         train_set, test_set = splits(recipe, root)
@@ -107,31 +103,22 @@ def pretrain(
             record["timings"] |= record["final"].pop("timings")
             if isinstance(engine.method, Supervised) and recipe.epochs:
                 record["final"]["classifier_accuracy"] = _classifier_accuracy(engine.method, test_set, device)
-        records.write(folder, record)
+        records.write(folder / records.FILE, record)
     return record
 
 
 def evaluate_encoder(
     encoder: nn.Module, train_set: ImageSet, test_set: ImageSet, recipe: Recipe, *, seed: int, device: torch.device
 ) -> dict[str, Any]:
-    """Linear probe (the last epoch's accuracy) and kNN of a frozen encoder, and how long they took."""
+    """Linear probe (the last epoch's accuracy) and kNN of a frozen encoder, and their seconds."""
     classes = len(train_set.classes)
     began = time.perf_counter()
     with frozen(encoder):
         train_x, test_x = (_features(encoder, images, device) for images in (train_set, test_set))
         train_y, test_y = (images.labels.to(train_x.device) for images in (train_set, test_set))
         extracted = time.perf_counter()
-        probed = linear_probe(
-            train_x,
-            train_y,
-            test_x,
-            test_y,
-            classes=classes,
-            epochs=recipe.evaluation.probe.epochs,
-            batch=recipe.evaluation.probe.batch,
-            lr=recipe.evaluation.probe.lr,
-            seed=seed,
-        )
+        options = asdict(recipe.evaluation.probe)
+        probed = linear_probe(train_x, train_y, test_x, test_y, classes=classes, seed=seed, **options)
         done = time.perf_counter()
         neighbours = knn_accuracy(train_x, train_y, test_x, test_y, classes=classes)
     return {
@@ -187,10 +174,10 @@ def probe(
     fine_tune_epochs: int | None = None,
     quiet: bool = False,
 ) -> dict[str, Any]:
-    """Evaluate a checkpoint anew: linear probe and kNN, and with ``fine_tune`` the whole network trained on.
+    """Evaluate a checkpoint anew: linear probe and kNN, and with ``fine_tune`` training of the whole network.
 
-    ``data``: other data than the run's; those have to be as they were.
-    The fine-tuned run is kept beside the checkpoint, in a folder named after the weights it began with and its length.
+    ``data`` is other data than the run's, which must not have changed. The fine-tuned run stays beside the checkpoint,
+    in a folder named after its first weights and its length.
     """
     check_count(fine_tune_epochs, "fine_tune_epochs")
     found = checkpoints.load(path)
@@ -214,15 +201,8 @@ def probe(
         tuning = fine_tuning(recipe, fine_tune_epochs or FINE_TUNING_EPOCHS)
         state = found.encoder_state()
         folder = (path if path.is_dir() else path.parent) / f"fine-tuned-{_digest(state)}-{tuning.epochs}"
-        engine, last = train(
-            tuning,
-            train_set,
-            folder,
-            seed=found.seed,
-            how=RunOptions(device, resume=True, quiet=quiet),
-            title="fine-tuning",
-            encoder=state,
-        )
+        how = RunOptions(device, resume=True, quiet=quiet)
+        engine, last = train(tuning, train_set, folder, seed=found.seed, how=how, title="fine-tuning", encoder=state)
         assert isinstance(engine.method, Supervised)
         result["fine_tuned_accuracy"] = _classifier_accuracy(engine.method, test_set, device)
         result["timings"]["fine_tuning_seconds"] = last.seconds
@@ -238,7 +218,7 @@ def fine_tuning(recipe: Recipe, epochs: int) -> Recipe:
 
 
 def export(path: Path, folder: Path, *, onnx: bool = True) -> dict[str, Path]:
-    """Write a checkpoint's encoder as safetensors with a config, and as ONNX if that can be; the files written."""
+    """Write a checkpoint's encoder as safetensors with a config, and as ONNX if possible; returns the files."""
     from setwise.evaluation.export import export as write
     from setwise.evaluation.export import missing_packages
 

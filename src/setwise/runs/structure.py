@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from setwise.assignment.smoothing import row_maximum
 from setwise.losses.modules import InfoNCE, NTXent, SetContrastive, SparseCLR
 from setwise.methods import Contrastive
+from setwise.records.structure import effective_rank
 from setwise.similarity import prepare, prepared_scores
 from setwise.training.engine import Engine
 from setwise.training.schedule import epoch_order
@@ -69,19 +69,6 @@ def eigenvalues(z: Tensor) -> list[float]:
     x = prepare(z, similarity="cosine")[0]
     values = torch.linalg.eigvalsh(x @ x.mT).flip(0)[: min(x.shape)]
     return [float(f"{value:.{DIGITS}g}") for value in values.clamp_min(0).tolist()]
-
-
-def effective_rank(eigenvalues: Sequence[float]) -> float | None:
-    """exp(-Σ p·log p) of the shares p = λ / Σλ: how many directions are filled, from 1 to their number.
-
-    Eigenvalues below zero are rounding and count as zero; None where nothing is above it.
-    """
-    positive = [value for value in eigenvalues if value > 0]
-    total = sum(positive)
-    if not positive:
-        return None
-    shares = [value / total for value in positive]
-    return math.exp(-sum(p * math.log(p) for p in shares if p))
 
 
 def negative_weights(loss: nn.Module, z_a: Tensor, z_b: Tensor) -> tuple[Tensor, Tensor] | None:
