@@ -19,10 +19,15 @@ import setwise.register as register
 from setwise.checks import check_number
 from setwise.losses.objective import Choice, Objective, build
 from setwise.losses.presets import objective_of
-from setwise.registry import Registry, convert, known, nearest
+from setwise.registry import Entry, Registry, convert, known, nearest
 
 Tree = dict[str, Any]  # tables within tables, as TOML and JSON have them
 PRECISIONS = ("float32", "bfloat16", "float64")
+
+
+def source_entry(source: str) -> Entry[Any]:
+    """The registered source of that name; of a path the one for folders of images."""
+    return register.data[source if source in register.data else "image-folder"]
 
 
 @dataclass(frozen=True)
@@ -44,12 +49,13 @@ class Data:
         own = {name: kind for name, kind in typing.get_type_hints(cls).items() if name != "options"}
         rest = {name: value for name, value in values.items() if name not in own}
         source = values.get("source", cls.source)
-        options = register.data[source].options if source in register.data else {}
+        entry = source_entry(source)
+        options = entry.options
         for name in rest:
             if name not in options:
                 raise ValueError(f"expected a field of data{known(name, {**own, **options})}")
         if options:
-            rest = register.data[source].fill(rest)
+            rest = entry.fill(rest)
         fields = {name: convert(values[name], kind, name) for name, kind in own.items() if name in values}
         return cls(**fields, options=rest)
 
@@ -333,7 +339,8 @@ def _set(tree: Tree, path: str, value: object) -> None:
         kept = tree["objective"] or {}
         tree["objective"] = {"loss": value} | {name: kept[name] for name in ("weight", "terms") if name in kept}
     elif path == "data.source":  # fields of all sources stay, another source's options go
-        kept = {one.name for one in fields(Data)}
+        paths = all(source not in register.data for source in (value, tree["data"]["source"]))  # a folder that moved
+        kept = set(tree["data"]) if paths else {one.name for one in fields(Data)}
         tree["data"] = {name: x for name, x in tree["data"].items() if name in kept} | {"source": value}
     elif _registry(path) is not None:
         tree[part] = {last: value}

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import setwise.register as register
 from setwise.losses.objective import Objective, Term
-from setwise.recipe import CHOSEN, Data, Evaluation, Head, Probe, Recipe, flat
+from setwise.recipe import CHOSEN, Data, Evaluation, Head, Probe, Recipe, flat, source_entry
 from setwise.registry import Registry, words
 
 PLAIN = {  # fields that every recipe has
@@ -66,8 +66,7 @@ def _kinds(recipe: Recipe) -> dict[str, Any]:
     chosen: list[tuple[str, Registry[Any], str, str]] = [
         (part, registry, key, getattr(recipe, part).name) for part, (registry, key) in CHOSEN.items()
     ]
-    if recipe.data.source in register.data:
-        chosen.append(("data", register.data, "source", recipe.data.source))
+    chosen.append(("data", register.data, "source", source_entry(recipe.data.source).name))
     if recipe.objective is not None:
         kinds["objective.weight"] = typing.get_type_hints(Objective)["weight"]
         chosen.append(("objective", register.loss, "loss", recipe.objective.loss.name))

@@ -9,7 +9,7 @@ installing.py  ``fetch`` and ``check``
 
 from setwise.data.api import DataError, ImageSet, MatchedSet, matched_halves, split_sizes
 from setwise.data.installing import check, fetch
-from setwise.data.loading import halves_to_spare, load, load_matched
+from setwise.data.loading import halves_to_spare, has_test_split, load, load_matched
 from setwise.data.root import default_root
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "default_root",
     "fetch",
     "halves_to_spare",
+    "has_test_split",
     "load",
     "load_matched",
     "matched_halves",
