@@ -366,10 +366,11 @@ def _whole_path(tree: Tree, typed: str) -> str:
     path = typed.replace("-", "_")
     if path in paths:
         return paths[path]
-    matches = sorted((one for one in paths if one.endswith(f".{path}")), key=lambda one: one.count("."))
+    ends = (one for one in paths if one.endswith(f".{path}"))
+    matches = sorted(ends, key=lambda one: (one.count("."), not one.startswith("data.")))  # --size is that of the data
     if not matches:
         raise UnknownField(typed, paths)
-    if len(matches) > 1 and matches[0].count(".") == matches[1].count("."):
+    if len(matches) > 1 and matches[0].count(".") == matches[1].count(".") and not matches[0].startswith("data."):
         raise ValueError(f"expected one field, got {typed!r}, which is {' or '.join(matches)}; give the whole path")
     return paths[matches[0]]
 

@@ -5,17 +5,20 @@ formats/       one file for each layout: it registers its source
 fetching/      download, archives, limits, the cache of decoded images
 loading.py     ``load`` and ``load_matched``
 installing.py  ``fetch`` and ``check``
+survey.py      what a folder of images holds
 """
 
 from setwise.data.api import DataError, ImageSet, MatchedSet, matched_halves, split_sizes
 from setwise.data.installing import check, fetch
 from setwise.data.loading import halves_to_spare, has_test_split, load, load_matched
 from setwise.data.root import default_root
+from setwise.data.survey import Survey, survey
 
 __all__ = [
     "DataError",
     "ImageSet",
     "MatchedSet",
+    "Survey",
     "check",
     "default_root",
     "fetch",
@@ -25,4 +28,5 @@ __all__ = [
     "load_matched",
     "matched_halves",
     "split_sizes",
+    "survey",
 ]

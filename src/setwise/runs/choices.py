@@ -21,7 +21,7 @@ def choices(recipe: Recipe, train_set: ImageSet, test_set: ImageSet | None, devi
         lines.append(f"{len(test_set):,} images to test on: {test_set.split}{drawn}")
     elif count < 2:
         lines.append("no probe at the end: that needs two classes or more, each in a folder of its own")
-    lines += train_set.notes
+    lines += [note.replace("\n", "\n  ") for note in train_set.notes]
     if test_set is not None and own:
         lines += [f"{test_set.split}: {note}" for note in test_set.notes[1:]]
     precision = recipe.precision

@@ -146,6 +146,14 @@ def image_size(path: Path) -> tuple[int, int]:
     return (width, height) if on_its_side else (height, width)
 
 
+def format_and_size(path: Path) -> tuple[str, tuple[int, int]]:
+    """The format of an image by its content, its height and width; every pixel is decoded."""
+    with _opened(path) as image:
+        form = image.format
+        height, width, _ = to_array(image, None).shape
+    return form, (height, width)
+
+
 def fit_images(
     paths: Sequence[Path], size: tuple[int, int]
 ) -> tuple[npt.NDArray[np.uint8], list[int], list[tuple[Path, str]]]:
@@ -182,7 +190,7 @@ def reason(error: DataError) -> str:
     from PIL import UnidentifiedImageError
 
     cause = error.__cause__
-    if isinstance(cause, UnidentifiedImageError):
+    if isinstance(cause, UnidentifiedImageError):  # its own words have the path
         return f"its content is none of {', '.join(FORMATS)}"
     if isinstance(cause, OSError) and cause.strerror:
         return cause.strerror
