@@ -51,17 +51,18 @@ def choose_device(name: str) -> torch.device:
 def splits(recipe: Recipe, root: Path | None) -> tuple[ImageSet, ImageSet]:
     """The images to train on, and those to test on."""
     data = recipe.data
-    return with_test(recipe, load(data.source, root, split="train", options=data.options), root)
+    train_set = load(data.source, root, split="train", options=data.options)
+    return with_test(recipe, train_set, root, alone=not has_test_split(data.source))
 
 
-def with_test(recipe: Recipe, train_set: ImageSet, root: Path | None) -> tuple[ImageSet, ImageSet]:
+def with_test(recipe: Recipe, train_set: ImageSet, root: Path | None, *, alone: bool) -> tuple[ImageSet, ImageSet]:
     """The training split, less what is held out of it, and the images to test on.
 
     ``data.validation`` training images, drawn by ``split_seed``, replace the test split: for choosing between recipes.
-    Of a folder without a test split a tenth is drawn in the same way.
+    Where there is no test split (``alone``), a tenth of the images is drawn in the same way.
     """
     data = recipe.data
-    held_out = not data.validation and not has_test_split(data.source)
+    held_out = alone and not data.validation
     count = max(1, round(HELD_OUT * len(train_set))) if held_out else data.validation
     if not count:
         return train_set, load(data.source, root, split="test", options=data.options)
@@ -92,13 +93,19 @@ def pretrain(
     how: RunOptions,
     root: Path | None = None,
     evaluate: bool = True,
+    images: ImageSet | None = None,
 ) -> dict[str, Any]:
-    """Train by a recipe, probe the frozen encoder, write the record into the run's folder; returns the record."""
+    """Train by a recipe, probe the frozen encoder, write the record into the run's folder; returns the record.
+
+    ``images`` replace the recipe's source.
+    """
     test_set: ImageSet | None = None
-    train_set = load(recipe.data.source, root, split="train", options=recipe.data.options)
+    data = recipe.data
+    train_set = load(data.source, root, split="train", options=data.options) if images is None else images
     evaluate = evaluate and len(train_set.classes) > 1  # without classes there is nothing to probe
-    if evaluate or recipe.data.validation:  # else there need not be any to test on
-        train_set, test_set = with_test(recipe, train_set, root)
+    if evaluate or data.validation:  # else there need not be any to test on
+        alone = images is not None or not has_test_split(data.source)
+        train_set, test_set = with_test(recipe, train_set, root, alone=alone)
     if evaluate and test_set is not None:
         check_classes(train_set, test_set)
     if how.processes.first and not how.quiet:

@@ -112,10 +112,10 @@ def read_images(paths: Sequence[Path], size: tuple[int, int] | None, *, exact: b
         raise DataError("expected at least one image, got none; nothing says how large they are")
     resize = None if exact else size
     if size is not None:
-        out = _room(len(paths), size[0] * size[1])
+        out = room(len(paths), size[0] * size[1])
     else:
         with _opened(paths[0]) as image:
-            out = _room(len(paths), image.width * image.height)  # before a pixel of them is decoded
+            out = room(len(paths), image.width * image.height)  # before a pixel of them is decoded
             size = to_array(image, None).shape[:2]
     out = out.reshape(len(paths), 3, *size)
     with progress_bar(shown=len(paths) >= SHOW_PROGRESS_FROM) as bar:
@@ -161,7 +161,7 @@ def fit_images(
 
     Beside them: their places in ``paths``, and the broken ones with the reasons.
     """
-    out = _room(len(paths), size[0] * size[1]).reshape(len(paths), 3, *size)
+    out = room(len(paths), size[0] * size[1]).reshape(len(paths), 3, *size)
     whole: list[int] = []
     broken: list[tuple[Path, str]] = []
     with quiet_pillow(), progress_bar(shown=len(paths) >= SHOW_PROGRESS_FROM) as bar:
@@ -197,7 +197,7 @@ def reason(error: DataError) -> str:
     return str(error if cause is None else cause) or type(cause).__name__
 
 
-def _room(count: int, pixels: int) -> npt.NDArray[np.uint8]:
+def room(count: int, pixels: int) -> npt.NDArray[np.uint8]:
     """Memory for RGB images [N, 3, pixels]; raises if there is not enough."""
     needed, most = 3 * count * pixels, set_bytes()
     limit = f"{most:,} bytes of memory"

@@ -76,6 +76,11 @@ def default_size(paths: Sequence[Path]) -> tuple[tuple[int, int], str]:
         for path in paths:
             with suppress(DataError):  # it raises again when it is decoded
                 sizes.append(image_size(path))
+    return size_for(sizes)
+
+
+def size_for(sizes: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], str]:
+    """The rule of ``default_size``."""
     if len(set(sizes)) == 1 and max(sizes[0]) <= KEPT_SIDE:
         return sizes[0], "as all of them are"
     short = median_low([min(size) for size in sizes]) if sizes else SIDES[0]
