@@ -114,7 +114,7 @@ def pretrain(
 ) -> Run:
     """Train by a recipe, evaluate, write the record. `setwise pretrain` and `setwise match` call this function.
 
-    ``data`` is a name, a path, or an ``ImageSet`` such as ``sw.data.from_images`` gives; ``recipe`` a name, a TOML file,
+    ``data`` is a name, a path, or an ``ImageSet`` (see ``sw.data.from_images``); ``recipe`` a name, a TOML file,
     or a ``Recipe``. ``changes`` are fields of the recipe by their paths, as in {"objective.temperature": 0.2,
     "epochs": 20}; ``method``, ``encoder`` and ``terms`` (a weight for each set-level term, instead of the recipe's) are
     those that people change most. ``out``: the run's folder, runs/NAME/seed-N if none. ``loggers``: names, or tables
@@ -135,8 +135,10 @@ def pretrain(
     plan = recipe if isinstance(recipe, Plan) else compose(recipe, wanted, terms)
     for logger in loggers:
         Choice.read(register.logger, logger)  # an unknown one raises now
-    folder = Path("runs", plan.name, f"seed-{seed}") if out is None else Path(out)
     chosen, source = plan.recipe, plan.recipe.data.source
+    own = plan.name == DEFAULT and source not in register.data  # nothing but one's own images was named
+    name = Path(source).resolve().name.removeprefix("python:") if own else plan.name
+    folder = Path("runs", name, f"seed-{seed}") if out is None else Path(out)
     if source not in register.data and Path(source).is_dir():  # so that the run finds its data from other folders too
         chosen = chosen.changed({"data.source": os.path.abspath(source)})
     alone = not (dist.is_available() and dist.is_initialized())

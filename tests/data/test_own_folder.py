@@ -135,7 +135,8 @@ def test_a_folder_needs_nothing_else(photos, tmp_path, capsys, monkeypatch, labe
         write(photos, f"{'xy'[k % 2] if labelled else ''}/{k}.png".lstrip("/"), size=(40 + k, 50))
     monkeypatch.chdir(tmp_path)
     command = ["pretrain", "photos/", "--epochs", "1", "--batch", "8", "--probe.epochs", "1", "--device", "cpu"]
-    main([*command, "--out", "run"])
+    main(command)
+    (tmp_path / "runs" / "photos" / "seed-1").rename(tmp_path / "run")
     shown = capsys.readouterr().out
     assert f"{22 if labelled else 24} images to train on" in shown
     assert "32x32" in shown
