@@ -10,9 +10,10 @@ from PIL import Image
 import setwise as sw
 from setwise.cli import main
 from setwise.data import DataError
+from setwise.data.formats.listing import one_line
 from setwise.terminal import visible
 
-BROKEN = {"a/cut.jpg", "a/empty.gif", "b/text.png", "b/\x1b[31m.webp"}
+BROKEN = {"a/cut.jpg", "a/empty.gif", "b/text.png", "b/\x1b[31m\n.webp"}
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def photos(tmp_path):
     (place / "a" / "cut.jpg").write_bytes(whole.read_bytes()[:1000])
     (place / "a" / "empty.gif").touch()
     (place / "b" / "text.png").write_text("no image")
-    (place / "b" / "\x1b[31m.webp").write_bytes(b"RIFF\0\0\0\0WEBP")
+    (place / "b" / "\x1b[31m\n.webp").write_bytes(b"RIFF\0\0\0\0WEBP")
     return place
 
 
@@ -36,7 +37,7 @@ def test_all_broken_files_are_listed_at_once(photos):
     with pytest.raises(DataError, match="got 4 that cannot be read") as caught:
         sw.data.load(photos)
     lines = str(caught.value).splitlines()[1:]
-    assert {line.strip().split(": ")[0] for line in lines} == BROKEN
+    assert {line.strip().split(": ")[0].replace("\\n", "\n") for line in lines} == BROKEN
     assert all(line.strip().split(": ", 1)[1] for line in lines)
     assert str(photos) not in "".join(lines)
 
@@ -100,7 +101,7 @@ def test_a_survey_says_it_beforehand(photos, capsys):
         main(["data", "check", str(photos)])
     assert ended.value.code == 1
     shown = capsys.readouterr().out
-    assert all(f"broken: {visible(name)}: " in shown for name in BROKEN)
+    assert all(f"broken: {visible(one_line(name))}: " in shown for name in BROKEN)
     assert "\x1b" not in shown
     for name in BROKEN:
         (photos / name).unlink()

@@ -12,7 +12,7 @@ from setwise.data.api import DataError
 from setwise.data.fetching.published import file_digest
 from setwise.data.formats.decode import SHOW_PROGRESS_FROM, format_and_size, quiet_pillow, reason
 from setwise.data.formats.folder import default_size
-from setwise.data.formats.listing import Listing, list_split, test_split
+from setwise.data.formats.listing import Listing, list_split, one_line, test_split
 from setwise.data.progress import progress_bar
 from setwise.data.root import root_of
 
@@ -53,9 +53,9 @@ class Survey:
             )
             yield f"training takes {self.size[0]}x{self.size[1]} (height x width), {self.why}"
         for files in self.duplicates:
-            yield f"the same file {len(files)} times: {', '.join(files)}"
+            yield f"the same file {len(files)} times: {', '.join(map(one_line, files))}"
         for path, why in self.broken:
-            yield f"broken: {path}: {why}"
+            yield f"broken: {one_line(path)}: {why}"
 
 
 def survey(folder: str | os.PathLike[str], *, follow_links: bool = False) -> Survey:

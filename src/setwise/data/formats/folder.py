@@ -13,7 +13,7 @@ import setwise.register as register
 from setwise.checks import check_option
 from setwise.data.api import DataError, ImageSet
 from setwise.data.formats.decode import Size, fit_images, height_and_width, image_size, quiet_pillow
-from setwise.data.formats.listing import SPLITS, Listing, list_split
+from setwise.data.formats.listing import SPLITS, Listing, list_split, one_line
 
 NAME = "image-folder"
 SIDES = (32, 64, 96, 128, 224)  # that images of mixed sizes may get
@@ -102,6 +102,6 @@ def _left_out(listing: Listing, broken: Sequence[tuple[Path, str]]) -> list[str]
 
 
 def _lines(listing: Listing, broken: Sequence[tuple[Path, str]]) -> str:
-    lines = [f"  {listing.relative(path)}: {why}" for path, why in broken[:LISTED]]
+    lines = [f"  {one_line(listing.relative(path))}: {why}" for path, why in broken[:LISTED]]
     more = [f"  and {len(broken) - LISTED:,} more; `setwise data check` lists all"] if len(broken) > LISTED else []
     return "\n".join(lines + more)

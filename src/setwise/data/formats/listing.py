@@ -43,6 +43,11 @@ class Listing:
         return path.relative_to(self.folder).as_posix()
 
 
+def one_line(name: str) -> str:
+    """A name for a list with one line a file."""
+    return name.replace("\n", "\\n").replace("\r", "\\r")
+
+
 def has_train(folder: Path) -> bool:
     """Whether the folder is made of splits: train has class folders, or nothing but test and val lies beside it."""
     train = folder / "train"
