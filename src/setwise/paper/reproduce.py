@@ -29,7 +29,7 @@ from setwise.locks import Taken, locked
 from setwise.paper.jobs import Job
 from setwise.paper.recipes import recipe
 from setwise.recipe import Recipe
-from setwise.records.record import read_json
+from setwise.records.record import read
 from setwise.runs import run_of
 from setwise.terminal import visible
 from setwise.training.checkpoint import remove_unfinished, write_text
@@ -49,7 +49,7 @@ def estimate(jobs: Sequence[Job], results: Path) -> list[float | None]:
     measured: dict[tuple[str, str, int], float] = {}
     for path in sorted(results.glob("bench-step*.json")):
         with suppress(ValueError, KeyError, TypeError, AttributeError):  # another's file, or of another version
-            for row in read_json(path)["encoders"].values():
+            for row in read(path, run=False)["encoders"].values():
                 measured[_step(recipe(row["recipe"]))] = float(row["setwise_ms"])
                 for name, epoch in row.get("methods", {}).items():
                     it = recipe(name)
