@@ -18,10 +18,11 @@ from PIL import Image
 import setwise.front as front
 import setwise.register as register
 from setwise import demo
-from setwise.bench.step import RECIPES, _steps_of_run
+from setwise.bench.step import RECIPES
 from setwise.cli import main
 from setwise.cli.pretrain import Options, parse
 from setwise.paper.recipes import recipe
+from setwise.paper.reproduce import run_steps
 from setwise.recipe import flat
 
 QARE = "released/digits-conv4-simclr-qare"
@@ -382,7 +383,7 @@ def test_bench_says_before_it_measures_what_it_cannot(tmp_path, words, message):
 
 
 def test_runs_an_hour_are_of_the_recipes_steps():
-    steps = {name: _steps_of_run(recipe(found)) for name, found in RECIPES.items()}
+    steps = {name: run_steps(recipe(found)) for name, found in RECIPES.items()}
     assert steps["conv4"] == 200 * 391
     assert steps["resnet18"] == 1000 * 97  # of 512, the last 336 images left out
     assert steps["matching"] == 50 * 8  # 1,026 of 1,467 halves are for training

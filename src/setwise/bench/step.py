@@ -18,16 +18,16 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
 from setwise.checks import check_count
-from setwise.data import ImageSet, MatchedSet, matched_halves, split_sizes
+from setwise.data import ImageSet, MatchedSet, matched_halves
 from setwise.encoders import create, projection_head
 from setwise.kernels import processes_share, share_device
 from setwise.paper.recipes import CELLS
 from setwise.paper.recipes import recipe as find
+from setwise.paper.reproduce import run_steps
 from setwise.recipe import Recipe
 from setwise.terminal import visible
 from setwise.training.engine import Engine
 from setwise.training.environment import environment
-from setwise.training.schedule import batch_sizes
 
 RECIPES = {
     "conv4": "paper/cifar10-conv4-simclr-qare",
@@ -169,7 +169,6 @@ def _worker(name: str, device: str, seconds: float, barrier: Any, results: Any) 
 
 def runs_per_hour(name: str, device: torch.device, concurrent: int, seconds: float) -> float:
     """Runs of a recipe an hour, with ``concurrent`` processes side by side on one device."""
-    recipe = find(name)
     context = mp.get_context("spawn")
     barrier, results = context.Barrier(concurrent), context.Queue()
     arguments = (name, str(device), seconds, barrier, results)
@@ -179,13 +178,7 @@ def runs_per_hour(name: str, device: torch.device, concurrent: int, seconds: flo
     rates = [results.get(timeout=seconds + 300) for _ in processes]
     for process in processes:
         process.join()
-    return float(3600 * sum(rates) / _steps_of_run(recipe))
-
-
-def _steps_of_run(recipe: Recipe) -> int:
-    """Steps of a whole run of the recipe on CIFAR-10; matching trains on a part of its instances."""
-    samples = split_sizes(recipe.data.instances or IMAGES)[0] if recipe.matched else IMAGES
-    return recipe.epochs * len(batch_sizes(samples, recipe.batch, drop_last=recipe.drop_last))
+    return float(3600 * sum(rates) / run_steps(find(name)))
 
 
 def epoch_seconds(recipe: Recipe, data: ImageSet | MatchedSet, device: torch.device) -> float:

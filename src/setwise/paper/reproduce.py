@@ -35,6 +35,7 @@ from setwise.terminal import visible
 from setwise.training.checkpoint import remove_unfinished, write_text
 from setwise.training.errors import Interrupted, TrainingError, out_of_memory
 from setwise.training.loop import RunOptions, stopping_signals
+from setwise.training.schedule import batch_sizes
 
 # Training images of the data sets that recipes name, and how many times the pixels of CIFAR's they have.
 IMAGES = {"digits": (1297, 1), "cifar10": (50_000, 1), "cifar100": (50_000, 1), "tiny-imagenet": (100_000, 4)}
@@ -53,22 +54,23 @@ def estimate(jobs: Sequence[Job], results: Path) -> list[float | None]:
                 measured[_step(recipe(row["recipe"]))] = float(row["setwise_ms"])
                 for name, epoch in row.get("methods", {}).items():
                     it = recipe(name)
-                    measured[_step(it)] = 1e3 * float(epoch) / _steps(it, IMAGES[it.data.source][0])
+                    measured[_step(it)] = 1e3 * float(epoch) * it.epochs / run_steps(it)
 
     def seconds(it: Recipe) -> float | None:
         if not it.epochs:
             return 0.0
         if it.data.source not in IMAGES or _step(it) not in measured:
             return None
-        images, pixels = IMAGES[it.data.source]
-        images = split_sizes(it.data.instances or images)[0] if it.matched else images - it.data.validation
-        return pixels * it.epochs * _steps(it, images) * measured[_step(it)] / 1e3
+        return IMAGES[it.data.source][1] * run_steps(it) * measured[_step(it)] / 1e3
 
     return [seconds(job.recipe) for job in jobs]
 
 
-def _steps(it: Recipe, images: int) -> int:
-    return images // it.batch if it.drop_last else -(-images // it.batch)
+def run_steps(it: Recipe) -> int:
+    """Steps of a whole run of a recipe on data that ``IMAGES`` has; matching trains on a part of its instances."""
+    images = IMAGES[it.data.source][0]
+    samples = split_sizes(it.data.instances or images)[0] if it.matched else images - it.data.validation
+    return it.epochs * len(batch_sizes(samples, it.batch, drop_last=it.drop_last))
 
 
 def check_records(jobs: Sequence[Job], results: Path) -> None:
