@@ -86,7 +86,7 @@ def train(loss: nn.Module, left: Tensor, right: Tensor, *, seed: int, steps: int
 @torch.no_grad()
 def accuracy(model: nn.ModuleList, left: Tensor, right: Tensor) -> float:
     """Matching accuracy, averaged over disjoint sets of ``HELD_OUT_SET`` digits."""
-    sets = zip(left.split(HELD_OUT_SET), right.split(HELD_OUT_SET), strict=True)
+    sets = zip(*(torch.split(half, HELD_OUT_SET) for half in (left, right)), strict=True)
     values = [matching_accuracy(*embed(model, *pair)) for pair in sets]
     return sum(values) / len(values)
 

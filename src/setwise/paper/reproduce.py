@@ -108,13 +108,12 @@ def _step(it: Recipe) -> tuple[str, str, int]:
 
 def work(
     jobs: Sequence[Job], results: Path, scratch: Path, device: torch.device, root: Path | None, forget: bool = False
-) -> list[str]:
-    """Make the runs that have no record and that no other worker is making; returns the failures, in words.
+) -> None:
+    """Make the runs that have no record and that no other worker is making.
 
     ``forget`` removes a run's folder (checkpoint, page) once its record is there; hundreds of runs fill a disk. A
     failure is written beside the record's place, so that other workers skip the run.
     """
-    failed = []
     for job in jobs:
         path = job.record(results)
         if path.exists() or _failure(path).exists():
@@ -125,13 +124,12 @@ def work(
                 if not path.exists() and not _failure(path).exists():  # another had it until just now
                     for unfinished in (path, _failure(path)):
                         remove_unfinished(unfinished)
-                    failed += _run(job, path, scratch, device, root, forget)
+                    _run(job, path, scratch, device, root, forget)
             _lock(path).unlink(missing_ok=True)
-    return failed
 
 
-def _run(job: Job, path: Path, scratch: Path, device: torch.device, root: Path | None, forget: bool) -> list[str]:
-    """Write the run's record to ``path``, or its failure beside it; returns the failure, in words."""
+def _run(job: Job, path: Path, scratch: Path, device: torch.device, root: Path | None, forget: bool) -> None:
+    """Write the run's record to ``path``, or its failure beside it."""
     began = time.perf_counter()
     who = _who(job)
     folder = scratch / job.name / job.variant / f"seed-{job.seed}"
@@ -152,9 +150,8 @@ def _run(job: Job, path: Path, scratch: Path, device: torch.device, root: Path |
         write_text(_failure(path), f"{words}\n")
         if "CUDA error" in str(error):  # this process cannot use the GPU any more
             raise
-        return [words]
-    print(f"{who}: {time.perf_counter() - began:.1f} s", flush=True)
-    return []
+    else:
+        print(f"{who}: {time.perf_counter() - began:.1f} s", flush=True)
 
 
 def _failure(record: Path) -> Path:
