@@ -58,12 +58,12 @@ def main(args: list[str] | None = None) -> None:
             stream.reconfigure(errors="replace")  # a terminal without a letter gets "?", not a traceback
     try:
         args = sys.argv[1:] if args is None else args
-        _check_command(args)
-        if args == ["--version"]:
-            print(f"setwise {__version__}")
-        elif args and args[0] in ABOUT:  # their options depend on the recipe
+        if args and args[0] in ABOUT:  # their options depend on the recipe
             train(args[0], args[1:])
+        elif args == ["--version"]:
+            print(f"setwise {__version__}")
         else:
+            _check_command(args)
             words, option = [], ""
             for word in args:
                 option = word if word.startswith("--") else option

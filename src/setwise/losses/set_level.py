@@ -207,14 +207,15 @@ def _gram_term(rows: Tensor, n: int, reference: str, peers: Processes | None) ->
     Where N < r, as it may be over processes, the Gram matrices have r - N zero eigenvalues too many; being the smallest
     of both, they meet.
     """
-    grams, size = gram(rows), max(n, rows.shape[-1])
-    if reference == "truth":
-        grams = torch.cat([grams, (rows[0].mT @ rows[1])[None]])
-    if peers is not None:
+    grams, cross = gram(rows), rows[0].mT @ rows[1] if reference == "truth" else None
+    if peers is not None and cross is not None:
+        sums = peers.total(torch.cat([grams, cross[None]]))
+        grams, cross = sums[:2], sums[2]
+    elif peers is not None:
         grams = peers.total(grams)
-    cores = grams if reference == "none" else grams[:2]
-    value: Tensor = OrderedDot.apply(cores, rows.new_zeros(2), size, True)  # type: ignore[no-untyped-call]
-    return value if reference == "none" else value - grams[2].square().sum()
+    size = max(n, rows.shape[-1])
+    value: Tensor = OrderedDot.apply(grams, rows.new_zeros(2), size, True)  # type: ignore[no-untyped-call]
+    return value if cross is None else value - cross.square().sum()
 
 
 def _dense_term(s: Tensor, similarity: Similarity, bound: Bound, reference: str, k: int | None) -> Tensor:

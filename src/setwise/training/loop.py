@@ -102,13 +102,14 @@ def train(
     """
     check_number(how.checkpoint_seconds, "checkpoint_seconds", least=0)
     height, width = data.images.shape[2:]
-    recipe = replace(recipe, encoder=settled(recipe.encoder, (height, width)))
+    encoder_choice = settled(recipe.encoder, (height, width))
+    recipe = recipe if encoder_choice == recipe.encoder else replace(recipe, encoder=encoder_choice)
     path, first = folder / FILE, how.processes.first  # the first process writes
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder) if first else contextlib.nullcontext():
         if first:
             checkpoints.remove_unfinished(path)
-        earlier = _earlier_checkpoint(path, recipe, seed, about(data), how.resume)
+        earlier = _earlier_checkpoint(path, recipe, seed, data, how.resume) if path.exists() else None
         engine = Engine(recipe, data, seed=seed, device=how.device, processes=how.processes, capture=how.capture)
         if encoder is not None:
             if not isinstance(encoder, dict):
@@ -291,10 +292,8 @@ def _alike(theirs: object, mine: object) -> bool:
     return theirs == mine
 
 
-def _earlier_checkpoint(path: Path, recipe: Recipe, seed: int, data: dict[str, Any], resume: bool) -> Checkpoint | None:
+def _earlier_checkpoint(path: Path, recipe: Recipe, seed: int, data: ImageSet | MatchedSet, resume: bool) -> Checkpoint:
     """The checkpoint to go on from, checked to be of this run."""
-    if not path.exists():
-        return None
     if not resume:
         raise ValueError(
             f"expected no run in {path.parent}, got {path.name} there; "
@@ -313,5 +312,5 @@ def _earlier_checkpoint(path: Path, recipe: Recipe, seed: int, data: dict[str, A
             f"remove {path.parent} to begin anew, or give another place, {see('how-to/errors#resume')}"
         )
     advice = f"give another --out, {see('how-to/errors#resume')}"
-    check_same_data(earlier.data, data, f"the run in {path.parent} began with", advice)
+    check_same_data(earlier.data, about(data), f"the run in {path.parent} began with", advice)
     return earlier
