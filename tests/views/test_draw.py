@@ -99,10 +99,3 @@ def test_padded_crops(padding):
 )
 def test_fallback_is_the_central_crop(size, aspect, expected):
     assert fallback_box(size, aspect) == expected
-
-
-def test_ten_tries_that_do_not_fit():
-    # Boxes are to be twice as wide as high and of the whole area: nothing fits into a square but half of it.
-    views = Views(crop="resized", area=(1.0, 1.0), aspect=(2.0, 2.0))
-    box = views.draw(torch.arange(50), CIFAR, seed=0, epoch=0).box
-    assert (box == torch.tensor([8, 0, 16, 32])).all()
