@@ -15,14 +15,8 @@ import setwise as sw
 from setwise.losses.functional import score_assignment_loss
 
 CELLS = [
-    ("batch-hard", "none"),
-    ("batch-hard", "entropy"),
-    ("batch-hard", "sparse"),
-    ("one-to-one", "none"),
-    ("one-to-one", "entropy"),
-    ("one-to-one", "sinkhorn"),
-    ("one-to-one", "sparse"),
-    ("one-to-one", "sparsemap"),
+    *(("batch-hard", smoothing) for smoothing in ("none", "entropy", "sparse")),
+    *(("one-to-one", smoothing) for smoothing in ("none", "entropy", "sinkhorn", "sparse", "sparsemap")),
 ]
 
 

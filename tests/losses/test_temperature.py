@@ -99,10 +99,8 @@ def test_a_parameter_is_the_modules(views):
 
 
 def test_a_tensor_is_a_buffer(views):
-    pair = views(6, 4)
-    loss = sw.NTXent(torch.tensor(0.2))
-    assert not [*loss.parameters()]
-    assert [*loss.state_dict()] == ["temperature"]
+    pair, loss = views(6, 4), sw.NTXent(torch.tensor(0.2))
+    assert ([*loss.parameters()], [*loss.state_dict()]) == ([], ["temperature"])
     torch.testing.assert_close(loss(*pair), sw.NTXent(torch.tensor(0.2).item())(*pair))
     assert loss.double().temperature.dtype == torch.float64
 
