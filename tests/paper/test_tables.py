@@ -170,23 +170,17 @@ def test_a_record_that_names_what_is_not_here_is_set_aside_and_imports_nothing(t
 
 
 def test_runs_that_differ_in_any_field_stand_apart(tmp_path, keep):
-    for i, changes in enumerate(
-        (
-            {"epochs": 2},
-            {"epochs": 2, "evaluation.probe.epochs": 3},
-            {"optimizer": "sgd"},
-            {"optimizer": "sgd", "optimizer.lr": 0.5},
-        )
-    ):
-        keep("paper/cifar10-conv4-simclr", 1, {"probe_accuracy": 0.5}, variant=f"v{i}", **changes)
+    changes = {
+        "epochs 2": {"epochs": 2},
+        "epochs 2, probe_epochs 3": {"epochs": 2, "evaluation.probe.epochs": 3},
+        "optimizer sgd": {"optimizer": "sgd"},
+        "lr 0.5, optimizer sgd": {"optimizer": "sgd", "optimizer.lr": 0.5},
+    }
+    for i, changed in enumerate(changes.values()):
+        keep("paper/cifar10-conv4-simclr", 1, {"probe_accuracy": 0.5}, variant=f"v{i}", **changed)
     runs, aside = collect(tmp_path / "results")
     assert aside == []
-    assert [run.changed for run in runs] == [
-        "epochs 2",
-        "epochs 2, probe_epochs 3",
-        "optimizer sgd",
-        "lr 0.5, optimizer sgd",
-    ]
+    assert [run.changed for run in runs] == list(changes)
 
 
 def test_values_that_are_no_shares_are_set_aside(tmp_path, keep):
