@@ -103,6 +103,7 @@ def test_byol_over_two_processes_is_one(tmp_path, pretrain):
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
+    assert done.stdout.count("written to") == 1, "one of them talks"
     both = checkpoint.load(tmp_path / "two").tensors
     assert both.keys() == alone.keys()
     for name, x in alone.items():

@@ -133,16 +133,25 @@ def test_weights_that_the_last_step_lost_are_not_written(tmp_path, digits, recip
     assert [s[:2] for s in saved] == [(1, 1), (2, 2)]
 
 
-@pytest.mark.parametrize(("raised", "seen"), [(ValueError, TrainingError), (RuntimeError, RuntimeError)])
-def test_another_error_gets_no_advice(tmp_path, digits, recipe, clock, raised, seen):
+@pytest.mark.parametrize(
+    ("error", "seen", "message"),
+    [
+        (ValueError("something else"), TrainingError, "^epoch 2, step 2 of 4: something else$"),
+        (ValueError("expected z_a to be finite"), TrainingError, "^epoch 2, step 2 of 4: .*finite.*lower lr"),
+        (RuntimeError("something else"), RuntimeError, "^something else$"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), TrainingError, "a batch below 60 needs less"),
+        (torch.OutOfMemoryError("CUDA out of memory."), TrainingError, "out of memory .*a batch below 60 needs less"),
+    ],
+)
+def test_an_error_of_a_step_says_where_and_what_may_help(tmp_path, digits, recipe, clock, error, seen, message):
     def fail():
-        raise raised("something else")
+        raise error
 
     clock.after[6] = fail
-    with pytest.raises(RuntimeError) as error:
+    with pytest.raises(seen, match=message) as raised:
         train(recipe, digits, tmp_path, seed=1, how=RunOptions(CPU, quiet=True))
-    assert error.type is seen
-    assert str(error.value) == ("epoch 2, step 2 of 4: " if seen is TrainingError else "") + "something else"
+    assert raised.type is seen
+    assert not (tmp_path / "checkpoint.safetensors").exists()
 
 
 def test_a_lost_terminal_is_ignored_where_the_user_says_so():
