@@ -216,16 +216,6 @@ def test_a_table_of_ones_own_in_the_report(tmp_path, pretrain):
     assert "What an accuracy costs" in (page / "index.html").read_text()
 
 
-@pytest.mark.usefixtures("registries")
-def test_a_file_of_ideas_may_hold_a_dataclass(tmp_path):
-    (tmp_path / "ideas.py").write_text(
-        "from __future__ import annotations\nfrom dataclasses import dataclass\nimport setwise as sw\n\n"
-        '@sw.register.loss("mine", about="Mine.")\n@dataclass\nclass Mine:\n    scale: float = 2.0\n'
-    )
-    register.load_file(tmp_path / "ideas.py")
-    assert register.loss["mine"].fill({"scale": "3"}) == {"scale": 3.0}
-
-
 def test_the_page_says_how_long_each_is():
     page = (EXAMPLES.parent / "docs" / "how-to" / "your-method.md").read_text()
     lengths = dict(re.findall(r"\| `(\w+\.py)` \| (\d+) \|", page))

@@ -104,7 +104,8 @@ def test_other_encoders_and_their_options(name, channels, options, tmp_path):
     assert load_config(tmp_path)["options"].items() >= options.items()
 
 
-def test_options_of_an_encoder_from_outside_are_kept_and_nothing_is_downloaded(tmp_path, monkeypatch):
+@pytest.mark.usefixtures("registries")
+def test_options_of_an_encoder_from_outside_are_kept_and_nothing_is_downloaded(tmp_path):
     class Wide(nn.Module):
         def __init__(self, channels, features):
             super().__init__()
@@ -119,14 +120,11 @@ def test_options_of_an_encoder_from_outside_are_kept_and_nothing_is_downloaded(t
         assert not pretrained
         return Wide(channels, features)
 
-    try:
-        config = CONFIG | {"name": "wide", "options": {"features": 7, "pretrained": True}}
-        encoder = Wide(3, 7)
-        export(encoder, config, tmp_path, image_shape=(3, 4, 4), onnx=False)
-        images = torch.rand(5, 3, 4, 4)
-        assert torch.equal(load_encoder(tmp_path)(images), encoder(images))
-    finally:
-        del sw.register.encoder._entries["wide"]
+    config = CONFIG | {"name": "wide", "options": {"features": 7, "pretrained": True}}
+    encoder = Wide(3, 7)
+    export(encoder, config, tmp_path, image_shape=(3, 4, 4), onnx=False)
+    images = torch.rand(5, 3, 4, 4)
+    assert torch.equal(load_encoder(tmp_path)(images), encoder(images))
 
 
 @pytest.mark.parametrize(("name", "stem"), [("conv4", "cifar"), ("resnet18", "imagenet")])

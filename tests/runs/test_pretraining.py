@@ -350,17 +350,11 @@ def test_mistakes_are_one_line(tmp_path):
         main(["pretrain", "--hidden", str(10**12), "--quiet", "--device", "cpu", *out])
 
 
-def test_paths_tell_nothing_of_the_machine(tmp_path):
-    words = ["pretrain", "--out", str(tmp_path / "x"), "--data", "photos/train", f"--root={tmp_path / 'a=b'}"]
-    said = ["pretrain", "--out", "x", "--data", "photos/train", "--root=a=b"]
-    assert list(map(environment.plain_path, words)) == said
-
-
 def test_the_command_is_recorded_without_the_machines_paths(monkeypatch):
-    words = ["/somewhere/bin/setwise", "pretrain", "--out=/elsewhere/run", "--root", "/data/sets", "--seed", "3"]
+    words = ["/somewhere/bin/setwise", "pretrain", "photos/train", "--out=/elsewhere/a=b", "--root", "/data/sets"]
     monkeypatch.setattr("sys.argv", words)
     command = environment.environment(torch.device("cpu"))["command"]
-    assert command == ["setwise", "pretrain", "--out=run", "--root", "sets", "--seed", "3"]
+    assert command == ["setwise", "pretrain", "photos/train", "--out=a=b", "--root", "sets"]
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
