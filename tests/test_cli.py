@@ -166,11 +166,8 @@ def test_a_command_line_is_sorted():
     assert line.terms == {"qare": None}
     assert line.options == {"resume": False}
     line = parse(shlex.split("--logger csv wandb --logger.project mine --logger.mode=online --logger tensorboard"))
-    assert line.loggers == [
-        {"name": "csv"},
-        {"name": "wandb", "project": "mine", "mode": "online"},
-        {"name": "tensorboard"},
-    ]
+    wandb = {"name": "wandb", "project": "mine", "mode": "online"}
+    assert line.loggers == [{"name": "csv"}, wandb, {"name": "tensorboard"}]
 
 
 @pytest.mark.parametrize(
@@ -234,15 +231,12 @@ def test_a_recipe_is_printed_edited_and_given_back(tmp_path, capsys, plan_of):
     text = capsys.readouterr().out
     mine = tmp_path / "mine.toml"
     mine.write_text(text.replace("temperature = 0.05", "temperature = 0.1"))
-    plan, options = plan_of("--recipe", str(mine), "--lr", "0.5", "--seed", "3", "--logger", "csv")
+    loggers = ("--logger", "csv", "wandb", "--logger.project", "x")
+    plan, options = plan_of("--recipe", str(mine), "--lr", "0.5", "--seed", "3", *loggers)
     named = recipe("paper/digits-conv4-simclr-qare")
     assert plan.recipe == named.changed({"objective.temperature": 0.1, "optimizer.lr": 0.5})
     assert (plan.title, plan.name) == (f"{mine} (changed)", str(mine).removesuffix(".toml"))
-    assert (options["seed"], options["loggers"]) == (3, ["csv"])
-    assert plan_of("--logger", "csv", "wandb", "--logger.project", "x")[1]["loggers"] == [
-        "csv",
-        {"name": "wandb", "project": "x"},
-    ]
+    assert (options["seed"], options["loggers"]) == (3, ["csv", {"name": "wandb", "project": "x"}])
     mine.write_text("temperature = ")
     with pytest.raises(SystemExit, match="expected a recipe in TOML"):
         main(["pretrain", "--recipe", str(mine)])
@@ -294,20 +288,14 @@ def test_output_that_nobody_reads_is_no_error(tmp_path):
     assert (tmp_path / "record.json").exists()
 
 
-def test_a_terminal_without_a_letter_gets_another_one():
+@pytest.mark.parametrize(("words", "out"), [(["recipes"], "/dev/full"), (["recipes", "zz\u00e9"], os.devnull)])
+def test_a_full_disk_or_a_terminal_without_a_letter_gets_a_line_and_no_traceback(words, out):
+    if not os.path.exists(out):
+        pytest.skip("no device that is always full here")
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}
-    command = [sys.executable, "-m", "setwise.cli", "recipes", "zz\u00e9"]
-    run = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    assert run.returncode == 1
-    assert re.fullmatch("setwise: expected .*\n", run.stderr)
-
-
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full here")
-def test_output_that_cannot_be_written_is_a_line_and_no_traceback():
-    with open("/dev/full", "w") as full:
-        run = subprocess.run(
-            [sys.executable, "-m", "setwise", "recipes"], stdout=full, stderr=subprocess.PIPE, text=True
-        )
+    command = [sys.executable, "-m", "setwise", *words]
+    with open(out, "w") as out:
+        run = subprocess.run(command, stdout=out, stderr=subprocess.PIPE, text=True, env=environment)
     assert run.returncode == 1
     assert re.fullmatch("setwise: expected .*\n", run.stderr)
 

@@ -180,9 +180,7 @@ def test_references_may_not_leave_the_file(write_mat, tmp_path):
         cell = pair[()]
         cell[0, 0] = out.ref
         pair[...] = cell
-    with pytest.raises(
-        DataError, match="expected image 1 of identity 1 .* to lie in the file, got a pointer to another"
-    ):
+    with pytest.raises(DataError, match="image 1 of identity 1 .* got a pointer to another"):
         sw.data.load_matched(mat, tmp_path)
     with h5py.File(tmp_path / "b.mat", "w") as file:
         file["labeled"] = h5py.ExternalLink(str(mat), "labeled")
@@ -206,13 +204,8 @@ def test_a_crash_or_a_hang_of_the_library_is_an_error_here(write_mat, tmp_path, 
 
 
 def test_the_converter_imports_nothing_of_the_package():
-    code = (
-        "import runpy, sys; runpy.run_path(sys.argv[1]); print([m for m in sys.modules if m in ('torch', 'setwise')])"
-    )
-    run = subprocess.run(
-        [sys.executable, "-P", "-c", code, cuhk03.cuhk03_mat.__file__], capture_output=True, text=True, check=True
-    )
-    assert run.stdout.strip() == "[]"
+    code = "import runpy, sys; runpy.run_path(sys.argv[1]); assert not {'torch', 'setwise'} & {*sys.modules}"
+    subprocess.run([sys.executable, "-P", "-c", code, cuhk03.cuhk03_mat.__file__], check=True)
 
 
 def test_options_and_missing_packages(write_mat, tmp_path, monkeypatch):
