@@ -70,21 +70,6 @@ def test_k_is_within_the_training_set(n, ks):
     assert list(knn_accuracy(*data, classes=5, k=(1, n))) == [1, n]
 
 
-def test_equal_neighbours_are_taken_in_order():
-    # 40 copies of one direction, of different lengths and in different places; the first k vote.
-    train_x = torch.tensor([[3.0, 4.0]]) * torch.arange(1, 41)[:, None]
-    train_y = torch.tensor([1] * 4 + [0] * 36)
-    query = torch.tensor([[0.6, 0.8]])
-    found = knn_accuracy(train_x, train_y, query, torch.tensor([1]), classes=2, k=(3, 7, 8, 40))
-    assert found == {3: 1.0, 7: 1.0, 8: 0.0, 40: 0.0}  # 4 against 3; 4 against 4, where the first class wins
-    # The same with other samples nearer than they are, and with the cut among the copies.
-    train_x = torch.cat([train_x, torch.tensor([[0.6, 0.81]])])
-    query = torch.tensor([[0.6, 0.81]])
-    train_y = torch.cat([train_y, torch.tensor([2])])
-    found = knn_accuracy(train_x, train_y, query, torch.tensor([1]), classes=3, k=(1, 5), temperature=10.0)
-    assert found == {1: 0.0, 5: 1.0}
-
-
 def test_of_classes_with_equal_votes_the_first_wins():
     # Each of three classes has the same three weights, in another order of the samples.
     angles = torch.tensor([0.1, 0.2, 0.3, 0.3, 0.1, 0.2, 0.2, 0.3, 0.1], dtype=torch.float64)

@@ -3,7 +3,6 @@
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -91,15 +90,6 @@ def test_a_run_that_is_stopped_again_and_again(tmp_path, digits, recipe, clock, 
     assert [row["loss"] for row in last.history] == [row["loss"] for row in at_once.history]
     for name, x in whole.tensors().items():
         assert torch.equal(x, parts.tensors()[name]), name
-
-
-def test_weights_to_start_from_are_taken(tmp_path, digits, recipe):
-    start = Engine(recipe, digits, seed=2, device=CPU).method.encoder.state_dict()
-    engine, last = train(
-        replace(recipe, epochs=0), digits, tmp_path, seed=1, how=RunOptions(CPU, quiet=True), encoder=start
-    )
-    for found in (engine.method.encoder.state_dict(), last.encoder_state()):
-        assert all(torch.equal(found[name], x) for name, x in start.items())
 
 
 def test_what_has_diverged_is_not_written(tmp_path, digits, clock, saved, monkeypatch):
