@@ -125,11 +125,5 @@ def test_some_of_the_papers_numbers():
 
 
 def test_names_are_written_as_the_paper_does():
-    names = {
-        "infonce": "InfoNCE",
-        "conv4": "Conv-4",
-        "resnet32": "ResNet-32",
-        "cifar100": "CIFAR-100",
-        "my-own": "my-own",
-    }
+    names = {"infonce": "InfoNCE", "conv4": "Conv-4", "resnet32": "ResNet-32", "cifar100": "CIFAR-100", "own": "own"}
     assert {name: paper_numbers.word(name) for name in names} == names
