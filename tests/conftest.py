@@ -1,9 +1,13 @@
 """Shared by all tests: one thread, the same examples every time, seeded embeddings, CUHK-03 in small."""
 
 import importlib
+import json
+import re
 import shutil
+import subprocess
 import warnings
 from collections.abc import Callable
+from html import escape, unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from types import ModuleType
@@ -51,13 +55,46 @@ def registries(monkeypatch) -> None:
             monkeypatch.setattr(registry, "_entries", dict(registry._all()))
 
 
-@pytest.fixture(scope="session")
-def browser() -> str:
-    """Chromium's command."""
-    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if found is None:
+@pytest.fixture
+def shown(tmp_path: Path) -> Callable[..., str]:
+    """Opens HTML in Chromium and gives the document that its scripts leave."""
+    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if browser is None:
         pytest.skip("needs Chromium, none here")
-    return found
+    options = ["headless", "no-sandbox", "disable-gpu", "no-first-run", "disable-background-networking"]
+    options += ["disable-component-update", "disable-sync", f"user-data-dir={tmp_path / 'profile'}", "dump-dom"]
+
+    def show(html: str, *more: str) -> str:
+        page = tmp_path / "shown.html"
+        page.write_text(html, encoding="utf-8")
+        command = [browser, *(f"--{option}" for option in (*options, *more)), page.as_uri()]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+
+    return show
+
+
+@pytest.fixture
+def on_a_telephone(shown):
+    """What a script puts into ``said`` of a page that stands unchanged, with its policy, in a frame of 360 pixels."""
+
+    def ask(html: str, script: str, *options: str) -> dict:
+        frame = f'<iframe width=360 height=800 style="border:0" srcdoc="{escape(html)}"></iframe>'
+        begin = 'const frame = document.querySelector("iframe"), page = frame.contentDocument, said = {};'
+        end = """
+        said.width = page.documentElement.clientWidth;  // less than the frame's by a scroll bar
+        said.wide = page.documentElement.scrollWidth;
+        document.querySelector("pre").textContent = JSON.stringify(said);
+        """
+        script = f"<script>onload = () => {{{begin}{script}{end}}}</script>"
+        answer = re.search(
+            r"<pre>(.+?)</pre>", shown(f"<!DOCTYPE html>{frame}<pre></pre>{script}", *options), re.DOTALL
+        )
+        assert answer, "the page did not answer"
+        said = json.loads(unescape(answer[1]))
+        assert said["wide"] == said["width"] <= 360, "the page does not scroll sideways"
+        return said
+
+    return ask
 
 
 @pytest.fixture

@@ -44,8 +44,10 @@ def test_imports_go_upwards(path):
 
 
 def test_importing_setwise_imports_nothing_optional():
-    code = "import setwise, sys; print([*sys.modules]); setwise.QARe; print([*sys.modules])"
+    code = "import setwise as sw, sys; print([*sys.modules]); sw.QARe; sw.losses.controls; print([*sys.modules])"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
     first, later = map(ast.literal_eval, run.stdout.splitlines())
     assert not {"torch", "scipy", "numpy"} & {*first}
+    code = "import setwise.cli, sys; assert 'torch' not in sys.modules"  # help does not wait for torch
+    subprocess.run([sys.executable, "-c", code], check=True)
     assert not OPTIONAL & {m.split(".")[0] for m in later}

@@ -6,7 +6,6 @@ import json
 import pydoc
 import re
 import shlex
-import subprocess
 import tomllib
 from pathlib import Path
 
@@ -258,28 +257,17 @@ def test_the_picture_shows_what_the_page_says():
     assert made.on_page_markdown((ROOT / "docs" / "idea.md").read_text()).count("<svg") == 2
 
 
-def test_the_picture_turns_in_a_browser(browser, tmp_path):
+def test_the_picture_turns_in_a_browser(shown):
     made = hooks()
     turn = 'const i = document.getElementById("sets-turn"); i.value = 150; i.dispatchEvent(new Event("input"));'
-    page = tmp_path / "page.html"
-    page.write_text(f"<meta charset=utf-8>{made.alignment_picture()}<script>{turn}</script>")
-    shown = subprocess.run(
-        [
-            *(browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"),
-            *("--no-first-run", "--disable-background-networking", "--dump-dom", page.as_uri()),
-        ],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-    ).stdout
+    page = shown(f"<meta charset=utf-8>{made.alignment_picture()}<script>{turn}</script>")
     found = made.alignments(150)
-    assert f'<b id="sets-pairwise">{found["pairwise"]}</b>' in shown
-    assert '<b id="sets-linear-right">0</b>' in shown
-    assert '<b id="sets-quadratic-right">9</b>' in shown
-    assert shown.count('class="wrong"') == shown.count('class="right"') == 9
+    assert f'<b id="sets-pairwise">{found["pairwise"]}</b>' in page
+    assert '<b id="sets-linear-right">0</b>' in page
+    assert '<b id="sets-quadratic-right">9</b>' in page
+    assert page.count('class="wrong"') == page.count('class="right"') == 9
     x, y = found["b"][0]
-    assert f'x="{x - 4.5:g}" y="{y - 4.5:g}"' in shown
+    assert f'x="{x - 4.5:g}" y="{y - 4.5:g}"' in page
 
 
 def test_the_reference_has_all_that_is_public():

@@ -115,11 +115,13 @@ def test_a_function_by_its_path_is_imported_only_if_a_person_says_so(shapes, tmp
 def test_files_and_entry_points_register(tmp_path, monkeypatch):
     path = tmp_path / "ideas.py"
     path.write_text(
-        "import setwise as sw\n"
+        "from __future__ import annotations\nfrom dataclasses import dataclass\nimport setwise as sw\n"
         "@sw.register.term('spread', about='Apart.')\n"
         "def spread(z_a, z_b, *, scale: float = 2.0): return scale * (z_a - z_b).square().mean()\n"
+        "@sw.register.loss('mine', about='Mine.')\n@dataclass\nclass Mine:\n    scale: float = 2.0\n"
     )
     load_file(path)
+    assert register.loss["mine"].fill({"scale": "3"}) == {"scale": 3.0}
     assert register.term["spread"].options["scale"].default == 2.0
     load_file(path)  # again, as --use twice
     (tmp_path / "other").mkdir()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -25,9 +24,9 @@ from setwise.locks import Taken, locked
 from setwise.losses.modules import AssignmentLoss
 from setwise.losses.presets import presets
 from setwise.paper.recipes import recipe
+from setwise.report.matching_page import distances_picture
 from setwise.report.page import Page
 from setwise.report.tables import Table
-from setwise.similarity import pairwise
 from setwise.terminal import visible
 from setwise.training.errors import Interrupted
 from setwise.training.loop import RunOptions
@@ -47,6 +46,8 @@ CAUTION = (
     "So few seeds and epochs are a demonstration, no evidence: with 500 held-out digits, two percent more or less can "
     "be chance."
 )
+SHOWN = 40  # halves of the picture
+Halves = tuple[Tensor, Tensor]
 PAGE, RUNS, MARK = "index.html", "runs", ".setwise-demo"
 # The files of a run: the next demo removes these and nothing else.
 RUN_FILES = ("checkpoint.safetensors", "metrics.csv", "metrics.jsonl", records.FILE, ".lock")
@@ -60,9 +61,9 @@ class Results:
     matching: dict[str, float]
 
 
-def embed(model: nn.ModuleList, left: Tensor, right: Tensor) -> list[Tensor]:
+def embed(model: nn.ModuleList, left: Tensor, right: Tensor) -> Halves:
     """Unit vectors [N, 32] of both halves, by a small perceptron for each."""
-    return [normalize(side(half)) for side, half in zip(model, (left, right), strict=True)]
+    return normalize(model[0](left)), normalize(model[1](right))
 
 
 def train(loss: nn.Module, left: Tensor, right: Tensor, *, seed: int, steps: int) -> nn.ModuleList:
@@ -85,8 +86,7 @@ def train(loss: nn.Module, left: Tensor, right: Tensor, *, seed: int, steps: int
 @torch.no_grad()
 def accuracy(model: nn.ModuleList, left: Tensor, right: Tensor) -> float:
     """Matching accuracy, averaged over disjoint sets of ``HELD_OUT_SET`` digits."""
-    starts = range(0, len(left) - HELD_OUT_SET + 1, HELD_OUT_SET)
-    sets = [(left[i : i + HELD_OUT_SET], right[i : i + HELD_OUT_SET]) for i in starts]
+    sets = zip(*(torch.split(half, HELD_OUT_SET) for half in (left, right)), strict=True)
     values = [matching_accuracy(*embed(model, *pair)) for pair in sets]
     return sum(values) / len(values)
 
@@ -118,7 +118,9 @@ def run(
         results.matching.update({name: accuracy(model, *test) for name, model in models.items()})
         spent = f"{time.perf_counter() - began:.0f} s, {time.process_time() - cpu:.0f} s of them on the processor"
         tables = _tables(results)
-        _write_page(out / PAGE, results, tables, _picture(models, *test), _details(results, steps=steps, spent=spent))
+        with torch.no_grad():
+            shown = [embed(models[name], *(half[:SHOWN] for half in test)) for name in ("untrained", "InfoNCE + QARe")]
+        _write_page(out / PAGE, results, tables, shown, _details(results, steps=steps, spent=spent))
     for table in tables:
         console.print(Markdown(table.markdown()))
     console.print(f"{len(jobs)} encoders and {len(losses)} matchers in {spent}. {CAUTION}", highlight=False)
@@ -178,7 +180,7 @@ def _tables(results: Results) -> list[Table]:
     ]
 
 
-def _write_page(path: Path, results: Results, tables: Sequence[Table], picture: bytes | None, details: str) -> None:
+def _write_page(path: Path, results: Results, tables: Sequence[Table], shown: Sequence[Halves], details: str) -> None:
     def curve(name: str, term: str) -> list[tuple[float, float]]:
         columns = [record["epochs"] for record in results.encoders[name]]
         means = [sum(values) / len(values) for values in zip(*(column[term] for column in columns), strict=True)]
@@ -216,16 +218,14 @@ def _write_page(path: Path, results: Results, tables: Sequence[Table], picture: 
     page.heading("Which right half belongs to which left half?")
     tables[1].onto(page)
     tables[2].onto(page)
-    if picture is None:
-        page.text("The distances between halves are not drawn, since matplotlib is not installed.")
-    else:
-        page.picture(
-            picture,
-            alt="Two matrices of distances between left and right halves. After training the diagonal, where halves "
-            "of the same digit meet, is the nearest.",
-            caption="Distances between 40 held-out halves before and after training by InfoNCE + QARe; among 40 it "
-            f"is easier to find the right one than among the table's {HELD_OUT_SET}",
-        )
+    before, after = (f"{100 * matching_accuracy(*pair):.0f} %" for pair in shown)
+    page.picture(
+        distances_picture(*shown),
+        alt="Two matrices of distances between left and right halves. After training the diagonal, where halves of the "
+        "same digit meet, is the nearest.",
+        caption=f"Distances (dark is close) between {SHOWN} held-out halves before and after training by InfoNCE + "
+        f"QARe, which match {before} and {after}; among {SHOWN} that is easier than among the table's {HELD_OUT_SET}",
+    )
     page.details("How it was made", details)
     page.write(path)
 
@@ -235,7 +235,6 @@ def _details(results: Results, *, steps: int, spent: str) -> str:
     lines = [
         f"time       {spent}",
         f"encoders   recipes {RECIPE}{{{','.join(ENCODERS.values())}}}, {record['recipe']['epochs']} epochs",
-        f"seeds      {', '.join(str(r['seed']) for r in results.encoders['SimCLR'])}",
         f"matchers   {steps} steps of {BATCH} digits, seed {record['seed']}",
         f"versions   {', '.join(f'{name} {version}' for name, version in record['versions'].items())}",
         f"commit     {record['commit']}",
@@ -246,26 +245,6 @@ def _details(results: Results, *, steps: int, spent: str) -> str:
             scores = ", ".join(f"{title} {100 * r['final'][key]:.1f} %" for key, title in SCORES.items())
             lines.append(f"{RUNS}/{ENCODERS[name]}/seed-{r['seed']}: {scores}")
     return "\n".join(lines)
-
-
-def _picture(models: dict[str, nn.ModuleList], left: Tensor, right: Tensor) -> bytes | None:
-    """Matrices of distances before and after training, as a PNG picture; None without matplotlib."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        return None
-    figure = Figure(figsize=(6.4, 3.4), layout="constrained")
-    axes = figure.subplots(1, 2)
-    for axis, name in zip(axes, ("untrained", "InfoNCE + QARe"), strict=True):
-        with torch.no_grad():
-            z_a, z_b = embed(models[name], left[:40], right[:40])
-        image = axis.imshow(pairwise(z_a, z_b, similarity="euclidean").numpy(), cmap="viridis", vmin=0, vmax=2)
-        axis.set_title(f"{name}: {100 * matching_accuracy(z_a, z_b):.0f} % matched", fontsize="medium")
-        axis.set(xlabel="right half of digit", ylabel="left half of digit")
-    figure.colorbar(image, ax=axes, label="distance", shrink=0.8)
-    file = io.BytesIO()
-    figure.savefig(file, format="png", dpi=150)
-    return file.getvalue()
 
 
 @contextlib.contextmanager

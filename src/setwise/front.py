@@ -71,7 +71,8 @@ class Run:
     @cached_property
     def record(self) -> dict[str, Any]:
         """The record: recipe, metrics of every epoch, accuracies, versions, hardware."""
-        return records.read(self.folder)
+        record: dict[str, Any] = records.read(self.folder)
+        return record
 
     def embed(self, images: Tensor | np.ndarray[Any, Any], *, device: str = "auto") -> Tensor:
         """Features [N, F] of images, uint8 [N, C, H, W] with values 0 to 255, normalised as in training."""
@@ -186,8 +187,7 @@ def compose(
     """
     register.load_entry_points()
     trust({**changes, "terms": [{"term": term} for term in terms or ()]})  # a person wrote these names
-    start = recipe if isinstance(recipe, Recipe) else _read(recipe)
-    name = recipe if isinstance(recipe, str) else "own"
+    start, name = (recipe, "own") if isinstance(recipe, Recipe) else (_read(recipe), recipe)
     if terms is not None:
         own = {one.term.name: one.tree() for one in start.objective.terms} if start.objective is not None else {}
         weights = {term: {} if weight is None else {"weight": weight} for term, weight in terms.items()}

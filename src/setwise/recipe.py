@@ -223,9 +223,13 @@ class Recipe:
         A new name (``"encoder": "resnet18"``) brings that entry's own options; changes of those come after it.
         A method that takes no objective drops the recipe's; one that takes one has a default where there was none.
         """
+        if not changes:
+            return self
         tree = self.tree()
         whole = {SHORT.get(path, path): value for path, value in changes.items()}
-        for path in sorted(whole, key=_turn):
+        # The method first, then other names, the terms, and the options of all these.
+        turns = {path: (path != "method.name", _registry(path) is None, path != "objective.terms") for path in whole}
+        for path in sorted(whole, key=lambda path: turns[path]):
             _set(tree, path, whole[path])
         return Recipe.read(tree)
 
@@ -314,11 +318,6 @@ def _registry(path: str) -> Registry[Any] | None:
     return {"data.source": register.data, "objective.loss": register.loss}.get(path)
 
 
-def _turn(path: str) -> int:
-    """The order of changes: the method, other names, the terms, then the options of all these."""
-    return 0 if path == "method.name" else 1 if _registry(path) is not None else 2 if path == "objective.terms" else 3
-
-
 def trust(changes: Mapping[str, object]) -> None:
     """Import what a person named as "module:function" in these changes."""
     for path, value in changes.items():
@@ -331,27 +330,29 @@ def trust(changes: Mapping[str, object]) -> None:
 
 
 def _set(tree: Tree, path: str, value: object) -> None:
-    """Change one value of a recipe's tables in place."""
+    """Change one value of a recipe's tables in place; a name brings all options of its entry."""
     part, _, last = path.partition(".")
     if path == "objective.loss" and (value in (None, "none") or isinstance(value, Mapping)):
-        tree["objective"] = value if isinstance(value, Mapping) else None
+        tree["objective"] = Objective.read(value).tree() if isinstance(value, Mapping) else None
     elif path == "objective.loss":  # weight and terms stay
         kept = tree["objective"] or {}
-        tree["objective"] = {"loss": value} | {name: kept[name] for name in ("weight", "terms") if name in kept}
+        same = {name: kept[name] for name in ("weight", "terms") if name in kept}
+        tree["objective"] = Objective.read({"loss": value} | same).tree()
     elif path == "data.source":  # fields of all sources stay, another source's options go
         paths = all(source not in register.data for source in (value, tree["data"]["source"]))  # a folder that moved
         kept = set(tree["data"]) if paths else {one.name for one in fields(Data)}
-        tree["data"] = {name: x for name, x in tree["data"].items() if name in kept} | {"source": value}
-    elif _registry(path) is not None:
-        tree[part] = {last: value}
-        if part == "method" and isinstance(value, str):  # another method may take no objective, or need one
-            takes = "objective" in register.method[value].takes
-            tree["objective"] = (tree["objective"] or {"loss": LOSS}) if takes else None
+        same = {name: x for name, x in tree["data"].items() if name in kept}
+        tree["data"] = Data.read(same | {"source": value}).tree()
+    elif (registry := _registry(path)) is not None:
+        tree[part] = Choice.read(registry, {last: value}, last).tree(last)
+        if part == "method":  # another method may take no objective, or need one
+            takes = "objective" in registry[tree[part][last]].takes
+            tree["objective"] = (tree["objective"] or Objective.read(LOSS).tree()) if takes else None
     elif path == "objective.terms":
         if tree["objective"] is None:
             name = tree["method"]["name"]
             raise ValueError(f"expected a method with an objective for terms, got {name!r}; leave the terms out")
-        tree["objective"]["terms"] = value
+        tree["objective"] = Objective.read(tree["objective"] | {"terms": value}).tree()
     else:
         *tables, last = _whole_path(tree, path).split(".")
         table: Any = tree
@@ -362,7 +363,7 @@ def _set(tree: Tree, path: str, value: object) -> None:
 
 def _whole_path(tree: Tree, typed: str) -> str:
     """The path that ``typed``, or its last part alone, stands for."""
-    paths = {one.replace("-", "_"): one for one in flat(Recipe.read(tree).tree())}  # names of terms have dashes
+    paths = {one.replace("-", "_"): one for one in flat(tree)}  # names of terms have dashes
     path = typed.replace("-", "_")
     if path in paths:
         return paths[path]

@@ -61,7 +61,9 @@ class Entry(Generic[T]):
         make = self.make.func if isinstance(self.make, partial) else self.make  # of a member of a family
         hints = typing.get_type_hints(inspect.getattr_static(make, "__init__") if isinstance(make, type) else make)
         return {
-            p.name: Option(hints.get(p.name, _kind_of(p.default)), p.default)
+            p.name: Option(
+                hints.get(p.name, Any if p.default is None or p.default is p.empty else type(p.default)), p.default
+            )
             for p in inspect.signature(self.make).parameters.values()
             if p.name not in self.given and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
         }
@@ -169,11 +171,6 @@ def known(name: object, names: Iterable[str]) -> str:
     names = list(names)
     choices = f", one of {', '.join(names) or 'none'}" if len(names) <= MANY else ""
     return f"{choices}, got {name!r}{nearest(name, names)}"
-
-
-def _kind_of(default: object) -> Any:
-    """The kind of a parameter that has no annotation."""
-    return Any if default is inspect.Parameter.empty or default is None else type(default)
 
 
 def _imported(name: str, kind: str) -> Callable[..., Any]:

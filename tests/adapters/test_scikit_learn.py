@@ -52,8 +52,6 @@ def test_quiet_and_leaves_nothing_behind(tmp_path, monkeypatch, capfd):
 
 def test_features_are_the_encoders_of_normalised_images(fitted):
     images = torch.from_numpy(X[:256].astype(np.float64) / 255)
-    assert fitted.mean_ == pytest.approx((images.mean().item(),), rel=1e-12)
-    assert fitted.std_ == pytest.approx((images.std(correction=0).item(),), rel=1e-12)
     with torch.no_grad():
         expected = fitted.encoder_(((images - images.mean()) / images.std(correction=0)).float()[:, None])
     found = fitted.transform(X[:256])
@@ -126,11 +124,6 @@ def test_pickled_and_named_output(fitted):
     assert list(again.get_feature_names_out()[[0, 63]]) == ["setwiseencoder0", "setwiseencoder63"]
 
 
-def test_not_fitted():
-    with pytest.raises(NotFittedError, match="SetwiseEncoder instance is not fitted yet"):
-        SetwiseEncoder().transform(X)
-
-
 def test_interrupt_is_a_keyboard_interrupt():
     timer = threading.Timer(0.5, signal.raise_signal, (signal.SIGINT,))
     timer.start()
@@ -178,6 +171,8 @@ def test_bad_arrays(array, message):
 
 
 def test_other_bad_input(fitted):
+    with pytest.raises(NotFittedError, match="SetwiseEncoder instance is not fitted yet"):
+        SetwiseEncoder().transform(X)
     with pytest.raises(ValueError, match=r"expected images of \(C, H, W\) = \(1, 8, 8\) as in fit, got \(3, 8, 8\)"):
         fitted.transform(np.zeros((2, 3, 8, 8), np.uint8))
     with pytest.raises(ValueError, match="expected the name of a recipe, got 'paper/digits'"):
@@ -188,11 +183,10 @@ def test_other_bad_input(fitted):
         SetwiseEncoder(encoder="resnet9").fit(X)
     for name, value in (
         ("seed", None),
-        ("seed", 1.0),
+        ("seed", 1.5),
         ("seed", np.True_),
         ("epochs", 1.5),
-        ("batch", "64"),
         ("batch", True),
     ):
-        with pytest.raises(ValueError, match=f"expected {name} to be an integer, got {value!r}; give a whole number"):
+        with pytest.raises(ValueError, match=f"expected {name} to be a whole number, got {value!r}"):
             SetwiseEncoder(**{name: value}).fit(X)

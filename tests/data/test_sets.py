@@ -144,6 +144,7 @@ def test_the_default_device_does_not_matter():
     assert [len(part) for part in halves.values()] == [14, 3, 3]
 
 
+@pytest.mark.usefixtures("registries")
 def test_a_source_of_your_own_is_one_of_the_list():
     @sw.register.data("grey", about="One grey.")
     def grey(root, split, *, count: int = 3, path: str = ""):
@@ -151,16 +152,13 @@ def test_a_source_of_your_own_is_one_of_the_list():
             "grey", split, torch.zeros(count, 1, 2, 2, dtype=torch.uint8), torch.zeros(count).long(), ("a",), (0,), (1,)
         )
 
-    try:
-        assert len(sw.data.load("grey", options={"count": 5})) == 5
-        assert len(sw.data.load_matched("grey", split="all", options={"count": 5})) == 5
-        assert Recipe.read({"data": {"source": "grey", "count": 4}}).data.options == {"count": 4, "path": ""}
-        with pytest.raises(ValueError, match="did you mean 'grey'"):
-            sw.data.load("gray")
-        with pytest.raises(ValueError, match="expected the data source 'grey' to give a .*ImageSet, got str"):
-            sw.data.load("grey", options={"path": "x"})
-    finally:
-        del sw.register.data._entries["grey"]
+    assert len(sw.data.load("grey", options={"count": 5})) == 5
+    assert len(sw.data.load_matched("grey", split="all", options={"count": 5})) == 5
+    assert Recipe.read({"data": {"source": "grey", "count": 4}}).data.options == {"count": 4, "path": ""}
+    with pytest.raises(ValueError, match="did you mean 'grey'"):
+        sw.data.load("gray")
+    with pytest.raises(ValueError, match="expected the data source 'grey' to give a .*ImageSet, got str"):
+        sw.data.load("grey", options={"path": "x"})
     assert {"digits", "cifar10", "cifar100", "tiny-imagenet", "cuhk03", "image-folder"} <= sw.register.data.keys()
     assert Recipe.read({"data": "cuhk03"}).data.options == {"boxes": "labeled", "size": (128, 64)}
     with pytest.raises(ValueError, match="expected a field of data.* did you mean 'validation'"):

@@ -104,7 +104,8 @@ def test_other_encoders_and_their_options(name, channels, options, tmp_path):
     assert load_config(tmp_path)["options"].items() >= options.items()
 
 
-def test_options_of_an_encoder_from_outside_are_kept_and_nothing_is_downloaded(tmp_path, monkeypatch):
+@pytest.mark.usefixtures("registries")
+def test_options_of_an_encoder_from_outside_are_kept_and_nothing_is_downloaded(tmp_path):
     class Wide(nn.Module):
         def __init__(self, channels, features):
             super().__init__()
@@ -119,14 +120,11 @@ def test_options_of_an_encoder_from_outside_are_kept_and_nothing_is_downloaded(t
         assert not pretrained
         return Wide(channels, features)
 
-    try:
-        config = CONFIG | {"name": "wide", "options": {"features": 7, "pretrained": True}}
-        encoder = Wide(3, 7)
-        export(encoder, config, tmp_path, image_shape=(3, 4, 4), onnx=False)
-        images = torch.rand(5, 3, 4, 4)
-        assert torch.equal(load_encoder(tmp_path)(images), encoder(images))
-    finally:
-        del sw.register.encoder._entries["wide"]
+    config = CONFIG | {"name": "wide", "options": {"features": 7, "pretrained": True}}
+    encoder = Wide(3, 7)
+    export(encoder, config, tmp_path, image_shape=(3, 4, 4), onnx=False)
+    images = torch.rand(5, 3, 4, 4)
+    assert torch.equal(load_encoder(tmp_path)(images), encoder(images))
 
 
 @pytest.mark.parametrize(("name", "stem"), [("conv4", "cifar"), ("resnet18", "imagenet")])
@@ -239,28 +237,21 @@ def with_two_images(model) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            with_other_weights,
-            r"expected encoder\.onnx to give the encoder's features to 0\.0001 .* nothing was written",
-        ),
+        (with_other_weights, r"expected encoder\.onnx to give the encoder's features .* nothing was written"),
         (with_two_images, "expected a graph for any number of images, got one for 2"),
+        (None, r"expected encoder\.safetensors to give the encoder's features"),
     ],
 )
-def test_a_wrong_graph_is_not_written(change, message, graph, folder, monkeypatch):
-    wrong = type(graph).FromString(graph.SerializeToString())
-    change(wrong)
+def test_wrong_files_are_not_written(change, message, graph, folder, monkeypatch):
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    monkeypatch.setattr(module, "_graph", lambda model, image_shape: wrong.SerializeToString())
+    if change:
+        wrong = type(graph).FromString(graph.SerializeToString())
+        change(wrong)
+        monkeypatch.setattr(module, "_graph", lambda model, image_shape: wrong.SerializeToString())
+    else:
+        monkeypatch.setattr("safetensors.torch.save", lambda tensors: save({k: v * 2 for k, v in tensors.items()}))
     with pytest.raises(RuntimeError, match=message):
         export(trained_encoder(), CONFIG | {"classes": ()}, folder, image_shape=(3, 16, 16))
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
-
-
-def test_wrong_weights_are_not_written(folder, monkeypatch):
-    before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    monkeypatch.setattr("safetensors.torch.save", lambda tensors: save({k: v * 2 for k, v in tensors.items()}))
-    with pytest.raises(RuntimeError, match=r"expected encoder\.safetensors to give the encoder's features"):
-        export(trained_encoder(), CONFIG, folder, image_shape=(3, 16, 16), onnx=False)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
@@ -274,34 +265,26 @@ def test_without_the_packages(package, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "shape", "message"),
     [
-        ({"name": "resnet9"}, "got 'resnet9'"),
-        ({"name": "resnet8"}, r"the weights of resnet8 .* in the encoder, got blocks\.0\..* as no such tensor"),
-        ({"options": {"stem": "big"}}, "expected an option of 'conv4'"),
-        ({"std": (0.5, 0.0, 0.5)}, "expected mean, and std above 0, for 3 channels"),
-        ({"more": 1}, "fields, got a difference in more"),
+        ({"name": "resnet9"}, (3, 16, 16), "got 'resnet9'"),
+        ({"name": "resnet8"}, (3, 16, 16), r"the weights of resnet8 .* got blocks\.0\..* as no such tensor"),
+        ({"options": {"stem": "big"}}, (3, 16, 16), "expected an option of 'conv4'"),
+        ({"std": (0.5, 0.0, 0.5)}, (3, 16, 16), "expected mean, and std above 0, for 3 channels"),
+        ({"more": 1}, (3, 16, 16), "fields, got a difference in more"),
+        ({}, (16, 16), r"expected image_shape as \(C, H, W\), got \(16, 16\)"),
+        ({}, (3, 100_000, 100_000), "expected images of at most 4,194,304 values, got 3 x 100000 x 100000"),
+        ({"mean": (0.5,), "std": (0.5,)}, (1, 16, 16), r"got blocks\.0\.weight as .* \(8, 3, 3, 3\), not .* \(8, 1,"),
+        (None, (3, 16, 16), "expected finite features of random images"),
     ],
 )
-def test_configs_that_do_not_fit(changes, message, tmp_path):
+def test_what_does_not_fit_is_not_written(changes, shape, message, tmp_path):
+    encoder = trained_encoder()
+    if changes is None:
+        encoder.blocks[0].weight.data[0] = float("nan")
     with pytest.raises(ValueError, match=message):
-        export(trained_encoder(), CONFIG | changes, tmp_path / "new", image_shape=(3, 16, 16), onnx=False)
+        export(encoder, CONFIG | (changes or {}), tmp_path / "new", image_shape=shape, onnx=False)
     assert not (tmp_path / "new").exists()
-
-
-def test_other_things_that_do_not_fit(tmp_path):
-    with pytest.raises(ValueError, match="expected image_shape as \\(C, H, W\\), got \\(16, 16\\)"):
-        export(trained_encoder(), CONFIG, tmp_path, image_shape=(16, 16), onnx=False)
-    with pytest.raises(ValueError, match="expected images of at most 4,194,304 values, got 3 x 100000 x 100000"):
-        export(trained_encoder(), CONFIG, tmp_path, image_shape=(3, 100_000, 100_000), onnx=False)
-    grey = CONFIG | {"mean": (0.5,), "std": (0.5,)}
-    with pytest.raises(ValueError, match=r"got blocks\.0\.weight as .* \(8, 3, 3, 3\), not .* \(8, 1, 3, 3\)"):
-        export(trained_encoder(), grey, tmp_path, image_shape=(1, 16, 16), onnx=False)
-    broken = trained_encoder()
-    broken.blocks[0].weight.data[0] = float("nan")
-    with pytest.raises(ValueError, match="expected finite features of random images"):
-        export(broken, CONFIG, tmp_path, image_shape=(3, 16, 16), onnx=False)
-    assert not list(tmp_path.iterdir())
 
 
 def test_missing_files(folder):
@@ -352,14 +335,8 @@ def altered(tensors, name, change):
     [
         (lambda t: {k: v for k, v in t.items() if k != "blocks.1.bias"}, r"blocks\.1\.bias as no such tensor, not"),
         (lambda t: t | {"extra": torch.zeros(1)}, r"got extra as torch\.float32 \(1,\), not no such tensor"),
-        (
-            lambda t: altered(t, "blocks.1.bias", lambda x: x[:-1].clone()),
-            r"blocks\.1\.bias as .* \(7,\), not .* \(8,\)",
-        ),
-        (
-            lambda t: altered(t, "blocks.1.bias", torch.Tensor.double),
-            r"blocks\.1\.bias as torch\.float64 .* not .*float32",
-        ),
+        (lambda t: altered(t, "blocks.1.bias", lambda x: x[:-1].clone()), r"bias as .* \(7,\), not .* \(8,\)"),
+        (lambda t: altered(t, "blocks.1.bias", torch.Tensor.double), r"bias as torch\.float64 .* not .*float32"),
         (lambda t: {}, "as no such tensor"),
     ],
 )

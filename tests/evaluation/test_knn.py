@@ -57,40 +57,17 @@ def test_lengths_do_not_matter():
     assert knn_accuracy(scaled, train_y, 1e-30 * test_x, test_y, classes=5) == expected
 
 
-def test_each_k_alone_and_all_at_once():
-    data = (*clusters(300), *clusters(80, seed=1))
-    both = knn_accuracy(*data, classes=5)
-    assert list(both) == [20, 200]
-    for k in (20, (20,), np.int64(20)):
-        assert knn_accuracy(*data, classes=5, k=k) == {20: both[20]}
-
-
-def test_k_beyond_the_training_set():
-    train, test = clusters(30), clusters(80, seed=1)
-    assert list(knn_accuracy(*train, *test, classes=5, k=(1, 30))) == [1, 30]
-    for k in (31, (30, 31)):
-        with pytest.raises(ValueError, match="expected k of at most 30, the number of training samples, got 31; give"):
-            knn_accuracy(*train, *test, classes=5, k=k)
-
-
 @pytest.mark.parametrize(("n", "ks"), [(19, []), (20, [20]), (199, [20]), (200, [20, 200])])
-def test_without_a_k_those_that_the_training_set_allows(n, ks):
-    assert list(knn_accuracy(*clusters(n), *clusters(10, seed=1), classes=5)) == ks
-
-
-def test_equal_neighbours_are_taken_in_order():
-    # 40 copies of one direction, of different lengths and in different places; the first k vote.
-    train_x = torch.tensor([[3.0, 4.0]]) * torch.arange(1, 41)[:, None]
-    train_y = torch.tensor([1] * 4 + [0] * 36)
-    query = torch.tensor([[0.6, 0.8]])
-    found = knn_accuracy(train_x, train_y, query, torch.tensor([1]), classes=2, k=(3, 7, 8, 40))
-    assert found == {3: 1.0, 7: 1.0, 8: 0.0, 40: 0.0}  # 4 against 3; 4 against 4, where the first class wins
-    # The same with other samples nearer than they are, and with the cut among the copies.
-    train_x = torch.cat([train_x, torch.tensor([[0.6, 0.81]])])
-    query = torch.tensor([[0.6, 0.81]])
-    train_y = torch.cat([train_y, torch.tensor([2])])
-    found = knn_accuracy(train_x, train_y, query, torch.tensor([1]), classes=3, k=(1, 5), temperature=10.0)
-    assert found == {1: 0.0, 5: 1.0}
+def test_k_is_within_the_training_set(n, ks):
+    data = (*clusters(n), *clusters(80, seed=1))
+    both = knn_accuracy(*data, classes=5)
+    assert list(both) == ks, "by default those that it allows"
+    for k in (20, (20,), np.int64(20)) if ks else ():
+        assert knn_accuracy(*data, classes=5, k=k) == {20: both[20]}, "alone and with others"
+    for k in (n + 1, (n, n + 1)):
+        with pytest.raises(ValueError, match=f"expected k of at most {n}, .* got {n + 1}"):
+            knn_accuracy(*data, classes=5, k=k)
+    assert list(knn_accuracy(*data, classes=5, k=(1, n))) == [1, n]
 
 
 def test_of_classes_with_equal_votes_the_first_wins():

@@ -38,50 +38,25 @@ class Reference:
         return (self.linear(x).argmax(1) == y).double().mean().item()
 
 
-@pytest.mark.parametrize(("n", "batch"), [(37, 8), (32, 8), (5, 8), (9, 1)])
+@pytest.mark.parametrize(("n", "batch"), [(300, 64), (37, 8), (32, 8), (5, 8), (9, 1)])
 def test_every_step_is_the_references(n, batch):
-    (x, y), test, lr = clusters(n), clusters(20, seed=1), 0.01
-    weights = probe.initial_weights(5, 4, seed=3)
-    fit = probe._Regression(x, y, *test, weights, batch=batch, lr=lr)
-    reference = Reference(weights, lr)
-    for epoch in range(10):
-        order = epoch_order(n, seed=3, epoch=epoch)
-        fit.order.copy_(order)
-        fit.epoch()
-        # A sample's logits are those before the step that it is part of: one wrong step, and they differ.
-        expected = torch.cat([reference.step(x[rows], y[rows])[0] for rows in order.split(batch)])
-        torch.testing.assert_close(fit.logits, expected, rtol=1e-9, atol=1e-11)
-        torch.testing.assert_close(fit.weight[:, :-1], reference.linear.weight.data, rtol=1e-9, atol=1e-11)
-        torch.testing.assert_close(fit.weight[:, -1], reference.linear.bias.data, rtol=1e-9, atol=1e-11)
-
-
-def test_the_whole_probe_is_the_references():
-    (x, y), (test_x, test_y) = clusters(300), clusters(200, seed=1)
-    found = linear_probe(x, y, test_x, test_y, classes=4, epochs=12, batch=64, lr=0.01, seed=7)
+    """A sample's loss is that before the step that it is part of: one wrong step, and the epochs' losses differ."""
+    (x, y), (test_x, test_y) = clusters(n), clusters(200, seed=1)
+    found = linear_probe(x, y, test_x, test_y, classes=4, epochs=12, batch=batch, lr=0.01, seed=7)
     reference = Reference(probe.initial_weights(5, 4, seed=7), 0.01)
     for epoch in range(12):
         hits, losses = 0, 0.0
-        for rows in epoch_order(300, seed=7, epoch=epoch).split(64):
+        for rows in epoch_order(n, seed=7, epoch=epoch).split(batch):
             logits, loss = reference.step(x[rows], y[rows])
             hits += int((logits.argmax(1) == y[rows]).sum())
             losses += loss * len(rows)
-        assert found.train_loss[epoch] == pytest.approx(losses / 300, rel=1e-9)
-        assert found.train_accuracy[epoch] == hits / 300
+        assert found.train_loss[epoch] == pytest.approx(losses / n, rel=1e-9)
+        assert found.train_accuracy[epoch] == hits / n
         assert found.test_accuracy[epoch] == reference.accuracy(test_x, test_y)
     assert found.accuracy == found.test_accuracy[-1]
-    assert 0.5 < found.accuracy < 1
+    assert n < 300 or 0.5 < found.accuracy < 1
     assert len(found.test_accuracy) == len(found.train_loss) == len(found.train_accuracy) == 12
     assert found.seconds > 0
-
-
-def test_the_first_step_by_hand():
-    # Adam's first step is lr in the direction of each gradient's sign; the gradient is (p - target) times the feature.
-    x, y = torch.tensor([[2.0, -3.0]], dtype=torch.float64), torch.tensor([1])
-    weights = probe.initial_weights(2, 2, seed=0)
-    fit = probe._Regression(x, y, x, y, weights, batch=128, lr=0.1)
-    fit.epoch()
-    expected = 0.1 * torch.tensor([[-1.0, 1.0, -1.0], [1.0, -1.0, 1.0]], dtype=torch.float64)
-    torch.testing.assert_close(fit.weight - weights, expected, rtol=0, atol=1e-7)
 
 
 def test_a_captures_trial_runs_leave_no_trace(monkeypatch):

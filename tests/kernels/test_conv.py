@@ -83,21 +83,16 @@ class TestFormula:
         torch.testing.assert_close(norm.running_mean, 0.1 * mean.flatten())
         assert norm.num_batches_tracked == 1
 
-    def test_eval_mode_keeps_the_state(self):
+    def test_eval_mode_keeps_the_state_and_hooks_are_called(self):
         conv, norm = modules(3, 8, 3, 1)
         norm.eval()
-        x = torch.randn(5, 3, 6, 6)
+        x, seen = torch.randn(5, 3, 6, 6), []
+        for module in (conv, norm):
+            module.register_forward_hook(lambda module, *_: seen.append(module))
         got = conv_norm(x, conv, norm, relu=False)
+        assert seen == [conv, norm]
         torch.testing.assert_close(got, norm(conv(x)), rtol=0, atol=0)
         assert norm.num_batches_tracked == 0
-
-    def test_hooks_are_called(self):
-        conv, norm = modules(3, 8, 3, 1)
-        seen = []
-        conv.register_forward_hook(lambda *_: seen.append("conv"))
-        norm.register_forward_hook(lambda *_: seen.append("norm"))
-        conv_norm(torch.randn(5, 3, 6, 6), conv, norm)
-        assert seen == ["conv", "norm"]
 
     def test_through(self):
         conv, norm = modules(3, 8, 3, 1, dtype=torch.float64)
@@ -111,19 +106,6 @@ class TestFormula:
 
 
 class TestEncoders:
-    @pytest.mark.parametrize(
-        ("name", "options"),
-        [("conv4", {}), ("resnet8", {}), ("resnet18", {"stem": "cifar"}), ("resnet18", {"stem": "imagenet"})],
-    )
-    def test_first_and_rest_are_the_whole(self, name, options):
-        torch.manual_seed(0)
-        model, images = sw.encoders.create(name, **options).eval(), torch.randn(2, 3, 32, 32)
-        first = model.first(images)
-        assert first.shape[1] == {"conv4": 8, "resnet8": 16, "resnet18": 64}[name]
-        assert first.shape[-1] == (16 if options == {"stem": "imagenet"} else 32)
-        assert (first >= 0).all()
-        torch.testing.assert_close(model.rest(first), model(images))
-
     def test_names_of_parameters_stay(self):
         names = list(sw.encoders.create("conv4").state_dict())
         kinds = ["weight", "bias", "running_mean", "running_var", "num_batches_tracked"]
@@ -168,12 +150,9 @@ class TestPlans:
 
     def test_many_runs_share_a_device(self):
         try:
-            assert processors_for(132) == 132
-            share_device(3)
-            assert processors_for(132) == 44
-            share_device(12)
-            assert processors_for(132) == 33
-            assert processors_for(2) == 1
+            for runs, processors, left in ((1, 132, 132), (3, 132, 44), (12, 132, 33), (12, 2, 1)):
+                share_device(runs)
+                assert processors_for(processors) == left
         finally:
             share_device(1)
 
@@ -235,9 +214,16 @@ class TestKernels:
         for e, a, b in zip(exact, got, plain, strict=True):
             assert error(a, e) <= 2 * error(b, e) + 1e-5
 
-    @pytest.mark.parametrize("case", RESNET + CONV4 + OTHERS)
-    def test_against_float64(self, case):
-        self.check(case)
+    @pytest.mark.parametrize(
+        ("case", "given"),
+        [
+            *((case, {}) for case in RESNET + CONV4 + OTHERS),
+            *(((64, *case[1:]), {"weights_last": False}) for case in (RESNET[0], RESNET[6], RESNET[7])),
+            (RESNET[1], {"offset": 30.0}),
+        ],
+    )
+    def test_against_float64(self, case, given):
+        self.check(case, **given)
 
     @pytest.mark.parametrize("case", [*CONV4, *RESNET[:3]])
     def test_on_a_smaller_gpu_and_with_nothing_read_that_was_not_written(self, case, monkeypatch):
@@ -260,13 +246,6 @@ class TestKernels:
             (torch.cat([ahead, y.flatten()]) if flat else y.flatten()).float().square().sum().backward()
             found.append(conv.weight.grad.clone())
         assert torch.equal(*found)
-
-    @pytest.mark.parametrize("case", [RESNET[0], RESNET[6], RESNET[7]])
-    def test_weights_in_torchs_layout(self, case):
-        self.check((64, *case[1:]), weights_last=False)
-
-    def test_a_mean_far_from_zero(self):
-        self.check(RESNET[1], offset=30.0)
 
     def test_statistics_with_a_huge_mean(self):
         # 64 and a deviation of 0.002 on top: of the squares' sum in float32 nothing of it would be left.

@@ -14,18 +14,10 @@ def spread(z_a, z_b, *, scale: float = 1.0):
     return scale * (z_a.var() + z_b.var())
 
 
-@pytest.fixture
-def registered(monkeypatch):
-    """``spread`` as a term, ``mse`` as a loss, for one test."""
-    for registry in (register.term, register.loss):
-        len(registry)  # it has its own entries now
-        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+@pytest.mark.usefixtures("registries")
+def test_functions_and_terms_add_up(views):
     register.term("spread", about="Variances.")(spread)
     register.loss("mse", about="Squares.")(lambda z_a, z_b: F.mse_loss(z_a, z_b))
-
-
-@pytest.mark.usefixtures("registered")
-def test_functions_and_terms_add_up(views):
     z_a, z_b = views(6, 4)
     table = {"loss": "mse", "weight": 0.5, "terms": [{"term": "spread", "weight": 2.0, "scale": 3}, "qare", "gap"]}
     objective = Objective.read(table)

@@ -31,7 +31,6 @@ class ThreeViews(nn.Module):
         return self.loss([z_a, z_b, 2 * z_a - z_b])
 
 
-WIDE = {"wide-qare": lambda: sw.QARe(), "wide-gap": lambda: sw.QARe(reference="truth")}  # on more dimensions than items
 LOSSES = {
     "infonce": lambda: sw.InfoNCE(temperature=0.3),
     "infonce-symmetric-blocks": lambda: sw.InfoNCE(temperature=0.3, symmetric=True, block_size=2),
@@ -53,13 +52,12 @@ LOSSES = {
     "set": lambda: sw.SetContrastive(sw.NTXent(), beta=0.7),
     "three-views": lambda: ThreeViews(sw.SetContrastive(sw.InfoNCE(0.3), beta=0.7)),
     "terms": lambda: sw.SetContrastive(sw.NTXent(), 0.5, terms(gap=(3.0, sw.QARe(reference="truth")))),
-}
-
-LEARNED = {
-    "infonce": lambda t: sw.InfoNCE(t, symmetric=True, block_size=2),
-    "nt-xent": lambda t: sw.NTXent(t, reduction="log-mean", clamp=0.1),
-    "sparse-clr": lambda t: sw.SparseCLR(temperature=t),
-    "set": lambda t: sw.SetContrastive(sw.NTXent(t), beta=0.7),
+    "wide-qare": lambda: sw.QARe(),  # on more dimensions than items
+    "wide-gap": lambda: sw.QARe(reference="truth"),
+    "learned-infonce": lambda: sw.InfoNCE(learned(), symmetric=True, block_size=2),
+    "learned-nt-xent": lambda: sw.NTXent(learned(), reduction="log-mean", clamp=0.1),
+    "learned-sparse-clr": lambda: sw.SparseCLR(temperature=learned()),
+    "learned-set": lambda: sw.SetContrastive(sw.NTXent(learned()), beta=0.7),
 }
 GROUPED = ("infonce", "nt-xent", "sparse-clr", "qare", "qare-center", "qare-euclidean")  # over half of the processes
 
@@ -68,15 +66,26 @@ def terms(**others) -> WeightedTerms:
     return WeightedTerms({"qare": (0.7, sw.QARe()), **others})
 
 
-def embeddings(dimensions: int = DIMENSIONS) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    z = torch.randn(TOTAL, dimensions, generator=generator, dtype=torch.float64)
-    return z, z + 0.5 * torch.randn(TOTAL, dimensions, generator=generator, dtype=torch.float64)
+def learned() -> nn.Parameter:
+    return nn.Parameter(torch.tensor(0.4, dtype=torch.float64))
 
 
-def network() -> nn.Module:
+def embeddings(name: str) -> Tensor:
+    generator, dimensions = torch.Generator().manual_seed(0), 2 * TOTAL if name.startswith("wide") else DIMENSIONS
+    z, noise = torch.randn(2, TOTAL, dimensions, generator=generator, dtype=torch.float64)
+    return torch.stack([z, z + 0.5 * noise])
+
+
+def network(dimensions: int) -> nn.Module:
     torch.manual_seed(1)
-    return nn.Sequential(nn.Linear(DIMENSIONS, 5), nn.Tanh(), nn.Linear(5, DIMENSIONS)).double()
+    return nn.Sequential(nn.Linear(dimensions, 5), nn.Tanh(), nn.Linear(5, dimensions)).double()
+
+
+def value_and_gradients(loss: nn.Module, pair: Tensor) -> list[Tensor]:
+    """The loss, and its gradients in both views and in its own parameters."""
+    z_a, z_b = (z.clone().requires_grad_() for z in pair)
+    value = loss(z_a, z_b)
+    return [value.detach(), *torch.autograd.grad(value, (z_a, z_b, *loss.parameters()))]
 
 
 def start(rank: int, size: int, folder: str) -> None:
@@ -89,35 +98,16 @@ def start(rank: int, size: int, folder: str) -> None:
 def worker(rank: int, size: int, folder: str) -> None:
     start(rank, size, folder)
     results = {}
-    part = TOTAL // size
-    for name, make in (LOSSES | WIDE).items():
+    half = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3])][rank // 2] if size == 4 else None
+    for name, make in LOSSES.items():
+        pair = embeddings(name).chunk(size, 1)[rank]
         for gradient in ("average", "sum"):
-            whole = embeddings(2 * TOTAL if name in WIDE else DIMENSIONS)
-            z_a, z_b = (z[rank * part : (rank + 1) * part].clone().requires_grad_() for z in whole)
-            loss = sw.distributed(make(), gradient=gradient)(z_a, z_b)
-            loss.backward()
-            results[name, gradient] = (loss.detach(), z_a.grad, z_b.grad)
-        if name in WIDE:
-            continue
-        model = nn.parallel.DistributedDataParallel(network())
-        z_a, z_b = (z[rank * part : (rank + 1) * part] for z in embeddings())
-        out = model(torch.cat([z_a, z_b]))
-        sw.distributed(make())(out[:part], out[part:]).backward()
+            results[name, gradient] = value_and_gradients(sw.distributed(make(), gradient=gradient), pair)
+        if half is not None and name in GROUPED:
+            results[name, "group"] = value_and_gradients(sw.distributed(make(), group=half), pair)
+        model = nn.parallel.DistributedDataParallel(network(pair.shape[-1]))
+        sw.distributed(make())(*model(pair)).backward()
         results[name, "ddp"] = [p.grad for p in model.parameters()]
-    for name, make in LEARNED.items():
-        for gradient in ("average", "sum"):
-            z_a, z_b = (z[rank * part : (rank + 1) * part].clone().requires_grad_() for z in embeddings())
-            temperature = nn.Parameter(torch.tensor(0.4, dtype=torch.float64))
-            loss = sw.distributed(make(temperature), gradient=gradient)(z_a, z_b)
-            loss.backward()
-            results[name, gradient, "learned"] = (loss.detach(), z_a.grad, z_b.grad, temperature.grad)
-    if size == 4:
-        mine = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3])][rank // 2]
-        for name in GROUPED:
-            z_a, z_b = (z[rank * part : (rank + 1) * part].clone().requires_grad_() for z in embeddings())
-            loss = sw.distributed(LOSSES[name](), group=mine)(z_a, z_b)
-            loss.backward()
-            results[name, "group"] = (loss.detach(), z_a.grad, z_b.grad)
     torch.save(results, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 
@@ -161,7 +151,7 @@ def compiling_worker(rank: int, size: int, folder: str) -> None:
     start(rank, size, folder)
     results = {}
     for name in ("infonce", "nt-xent", "qare", "set"):
-        z_a, z_b = (z.chunk(size)[rank].clone().requires_grad_() for z in embeddings())
+        z_a, z_b = (z.chunk(size)[rank].clone().requires_grad_() for z in embeddings(name))
         loss = sw.distributed(LOSSES[name]())
         for made in (loss, torch.compile(loss, backend="aot_eager", fullgraph=True)):
             value = made(z_a, z_b)
@@ -181,52 +171,31 @@ def spawn(target, size: int, folder: Path) -> list[dict]:
     return [torch.load(folder / f"{rank}.pt") for rank in range(size)]
 
 
+def check(got: list[Tensor], expected: list[Tensor], *, factor: int, size: int, rank: int) -> None:
+    """``rank``'s part of the gradients, times ``factor``; those of a parameter are the same on every process."""
+    value, grad_a, grad_b, *parameters = expected
+    parts = [factor * grad.chunk(size)[rank] for grad in (grad_a, grad_b)]
+    wanted = [value, *parts, *(factor / size * grad for grad in parameters)]
+    torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-12)
+
+
 @pytest.mark.parametrize("size", [2, 4])
 def test_value_and_gradient_equal_those_of_one_process_with_the_whole_batch(size, tmp_path):
     results = spawn(worker, size, tmp_path)
-    part = TOTAL // size
-    for name, make in (LOSSES | WIDE).items():
-        z_a, z_b = (z.requires_grad_() for z in embeddings(2 * TOTAL if name in WIDE else DIMENSIONS))
-        expected = make()(z_a, z_b)
-        expected.backward()
+    for name, make in LOSSES.items():
+        pair = embeddings(name)
+        expected = value_and_gradients(make(), pair)
+        model = network(pair.shape[-1])
+        make()(*model(pair)).backward()
         for rank, result in enumerate(results):
-            mine = slice(rank * part, (rank + 1) * part)
             for gradient, factor in (("average", size), ("sum", 1)):
-                value, grad_a, grad_b = result[name, gradient]
-                torch.testing.assert_close(value, expected.detach(), rtol=1e-10, atol=1e-12)
-                torch.testing.assert_close(grad_a, factor * z_a.grad[mine], rtol=1e-10, atol=1e-12)
-                torch.testing.assert_close(grad_b, factor * z_b.grad[mine], rtol=1e-10, atol=1e-12)
-        if name in WIDE:
-            continue
-        model = network()
-        make()(*(model(z.detach()) for z in (z_a, z_b))).backward()
-        if size == 4 and name in GROUPED:
-            for rank, result in enumerate(results):
-                half, first = slice(rank // 2 * 6, rank // 2 * 6 + 6), rank % 2 * part
-                z_a, z_b = (z[half].clone().requires_grad_() for z in embeddings())
-                expected = make()(z_a, z_b)
-                expected.backward()
-                value, grad_a, grad_b = result[name, "group"]
-                torch.testing.assert_close(value, expected.detach(), rtol=1e-10, atol=1e-12)
-                for grad, z in ((grad_a, z_a), (grad_b, z_b)):
-                    torch.testing.assert_close(grad, 2 * z.grad[first : first + part], rtol=1e-10, atol=1e-12)
-        for result in results:  # DDP's average is the gradient of one process, with no factor left over
-            for got, parameter in zip(result[name, "ddp"], model.parameters(), strict=True):
-                torch.testing.assert_close(got, parameter.grad, rtol=1e-10, atol=1e-12)
-
-    for name, make in LEARNED.items():
-        z_a, z_b = (z.requires_grad_() for z in embeddings())
-        temperature = nn.Parameter(torch.tensor(0.4, dtype=torch.float64))
-        expected = make(temperature)(z_a, z_b)
-        expected.backward()
-        for gradient, factor in (("average", size), ("sum", 1)):
-            found = [result[name, gradient, "learned"] for result in results]
-            for rank, (value, grad_a, _, grad) in enumerate(found):
-                mine = slice(rank * part, (rank + 1) * part)
-                torch.testing.assert_close(value, expected.detach(), rtol=1e-10, atol=1e-12)
-                torch.testing.assert_close(grad_a, factor * z_a.grad[mine], rtol=1e-10, atol=1e-12)
-                # The same on every process; their sum, or their mean, is the whole, also where DDP has no part in it.
-                torch.testing.assert_close(grad * size, factor * temperature.grad, rtol=1e-10, atol=1e-12)
+                check(result[name, gradient], expected, factor=factor, size=size, rank=rank)
+            if size == 4 and name in GROUPED:
+                half = value_and_gradients(make(), pair.chunk(2, 1)[rank // 2])
+                check(result[name, "group"], half, factor=2, size=2, rank=rank % 2)
+            # DDP's average is the gradient of one process, with no factor left over.
+            wanted = [p.grad for p in model.parameters()]
+            torch.testing.assert_close(result[name, "ddp"], wanted, rtol=1e-10, atol=1e-12)
 
 
 def test_what_is_sent(tmp_path):

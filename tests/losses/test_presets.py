@@ -5,6 +5,7 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 import setwise as sw
 from setwise.losses.presets import PRESETS, beta_of
@@ -25,37 +26,74 @@ def test_every_name_gives_a_finite_loss(views, name):
     assert z_a.grad.isfinite().all()
 
 
-def test_paper_simclr_qare_is_algorithm_2(views):
-    z_a, z_b = views(7, 4)
-    a, b = F.normalize(z_a), F.normalize(z_b)
-    pairwise = F.cross_entropy(a @ b.T / 0.05, torch.arange(7))
-    eigenvalues = [torch.linalg.eigvalsh(1 + x @ x.T).sort(descending=True).values for x in (a, b)]
-    expected = pairwise + 0.375 * eigenvalues[0] @ eigenvalues[1] / 7**2
-    torch.testing.assert_close(sw.presets("paper/simclr-qare", beta=0.375)(z_a, z_b), expected)
+def both(a: Tensor, b: Tensor) -> Tensor:
+    return torch.linalg.eigvalsh(a) @ torch.linalg.eigvalsh(b)
+
+
+def cosines(z: Tensor) -> Tensor:
+    return F.normalize(z) @ F.normalize(z).T
+
+
+def projected(a: Tensor, b: Tensor) -> Tensor:
+    """The projection bound of 6 items, by a basis orthogonal to the ones vector."""
+    v = torch.linalg.qr(torch.cat([torch.ones(6, 1), torch.eye(6)[:, :5]], 1).double())[0][:, 1:]
+    sums = [x.sum(1).sort().values for x in (a, b)]
+    return both(v.T @ a @ v, v.T @ b @ v) + 2 / 6 * sums[0] @ sums[1] - sums[0].sum() * sums[1].sum() / 36
+
+
+def distances(name: str, a: Tensor, b: Tensor) -> Tensor:
+    if name == "control":
+        return 0.5 * (a - b).square().mean()
+    if name == "gap":
+        return (both(a, b) - (a * b).sum()) / 36
+    return -(torch.linalg.eigvalsh(a) @ torch.linalg.eigvalsh(b).flip(0)) / 36
+
+
+TERMS = {  # of 6 items, of cosines: a set-level term beside the plain loss
+    "paper/simclr-qare": lambda a, b: both(1 + a, 1 + b) / 36,
+    "released/simclr-qare": lambda a, b: both(1 + a.clamp_min(1e-8), 1 + b.clamp_min(1e-8)) / 30,
+    "modern/simclr-qare": lambda a, b: both(1 + a, 1 + b) / 36,
+    "modern/simclr-gap": lambda a, b: (both(1 + a, 1 + b) - ((1 + a) * (1 + b)).sum()) / 36,
+    "ablation/simclr-qare": lambda a, b: both(1 + a, 1 + b) / 30,
+    "ablation/simclr-noshift": lambda a, b: both(a, b) / 30,
+    "ablation/simclr-projection": lambda a, b: projected(1 + a, 1 + b) / 30,
+    "ablation/simclr-gap": lambda a, b: (both(1 + a, 1 + b) - ((1 + a) * (1 + b)).sum()) / 30,
+    "ablation/simclr-frobenius": lambda a, b: (1 + a).norm() * (1 + b).norm() / 36,
+    "ablation/simclr-control": lambda a, b: 0.5 * (a - b).square().mean(),
+}
+
+
+def plain(name: str, z_a: Tensor, z_b: Tensor) -> Tensor:
+    """SimCLR's loss as the paper, the released code and everyone else have it."""
+    if name.startswith("paper/"):
+        return F.cross_entropy(F.normalize(z_a) @ F.normalize(z_b).T / 0.05, torch.arange(6))
+    s = cosines(torch.cat([z_a, z_b]))
+    s = s.clamp_min(1e-8) if name == "released/simclr-qare" else s
+    losses = F.cross_entropy((s / 0.5).fill_diagonal_(-torch.inf), torch.arange(12).roll(6), reduction="none")
+    return losses.mean() if name.startswith("modern/") else -torch.exp(-losses).mean().log()
+
+
+@pytest.mark.parametrize("name", TERMS)
+def test_simclr_is_its_loss_and_its_term_as_written(views, name):
+    z_a, z_b = views(6, 4)
+    expected = plain(name, z_a, z_b) + 0.375 * TERMS[name](cosines(z_a), cosines(z_b))
+    torch.testing.assert_close(sw.presets(name, beta=0.375)(z_a, z_b), expected)
+    if (alone := name.rpartition("-")[0]) in PRESETS and name != "released/simclr-qare":  # which clamps with QARe only
+        torch.testing.assert_close(sw.presets(alone)(z_a, z_b), plain(name, z_a, z_b))
 
 
 @pytest.mark.parametrize(
     ("name", "beta"), [("triplet", 0.4), ("infonce", 0.5), ("nt-logistic", 0.2), ("sparseclr", 0.3)]
 )
-def test_paper_matching_is_algorithm_1_in_convex_combination(views, name, beta):
+def test_matching_is_algorithm_1_in_convex_combination_and_beyond_the_paper_in_a_sum(views, name, beta):
     z_a, z_b = views(6, 4)
-    up = torch.linalg.eigvalsh(torch.cdist(z_a, z_a)).sort().values
-    down = torch.linalg.eigvalsh(torch.cdist(z_b, z_b)).sort(descending=True).values
-    plain = sw.presets(f"paper/matching-{name}")(z_a, z_b)
-    expected = (1 - beta) * plain + beta * -(up @ down) / 6**2
+    pair = torch.cdist(z_a, z_a), torch.cdist(z_b, z_b)
+    alone = sw.presets(f"paper/matching-{name}")(z_a, z_b)
+    expected = (1 - beta) * alone + beta * distances("qare", *pair)
     torch.testing.assert_close(sw.presets(f"paper/matching-{name}-qare")(z_a, z_b), expected)
-
-
-def test_released_simclr_qare(views):
-    z_a, z_b = views(6, 4)
-    z = F.normalize(torch.cat([z_a, z_b]))
-    s = (z @ z.T).clamp_min(1e-8)
-    keep = ~torch.eye(12, dtype=torch.bool)
-    weights = torch.exp(s / 0.5) * keep
-    p = weights[torch.arange(12), torch.arange(12).roll(6)] / weights.sum(1)
-    eigenvalues = [torch.linalg.eigvalsh(1 + s[i : i + 6, i : i + 6]) for i in (0, 6)]
-    expected = -p.mean().log() + 0.5 * eigenvalues[0] @ eigenvalues[1] / (6 * 5)
-    torch.testing.assert_close(sw.presets("released/simclr-qare", beta=0.5)(z_a, z_b), expected)
+    for term in ("gap", "control"):
+        got = sw.presets(f"setwise/matching-{name}-{term}", beta=3.0)(z_a, z_b)
+        torch.testing.assert_close(got, alone + 3 * distances(term, *pair))
 
 
 def test_the_two_sides_never_mix():
@@ -75,60 +113,17 @@ def test_the_two_sides_never_mix():
                 assert options["normalization"] == ("n(n-1)" if released else "n2")
 
 
-def test_modern_presets_are_nt_xent_with_algorithm_2_or_the_gap(views):
-    z_a, z_b = views(6, 4)
-    plain = sw.NTXent(temperature=0.5)(z_a, z_b)
-    torch.testing.assert_close(sw.presets("modern/simclr")(z_a, z_b), plain)
-    a, b = (1 + F.normalize(z) @ F.normalize(z).T for z in (z_a, z_b))
-    both = torch.linalg.eigvalsh(a) @ torch.linalg.eigvalsh(b)
-    torch.testing.assert_close(sw.presets("modern/simclr-qare", beta=2.0)(z_a, z_b), plain + 2 * both / 36)
-    gap = (both - (a * b).sum()) / 36
-    torch.testing.assert_close(sw.presets("modern/simclr-gap", beta=2.0)(z_a, z_b), plain + 2 * gap)
-
-
-@pytest.mark.parametrize("name", ["triplet", "infonce", "nt-logistic", "sparseclr"])
-def test_matching_beyond_the_paper(views, name):
-    z_a, z_b = views(6, 4)
-    plain = sw.presets(f"paper/matching-{name}")(z_a, z_b)
-    a, b = torch.cdist(z_a, z_a), torch.cdist(z_b, z_b)
-    gap = (torch.linalg.eigvalsh(a) @ torch.linalg.eigvalsh(b) - (a * b).sum()) / 36
-    torch.testing.assert_close(sw.presets(f"setwise/matching-{name}-gap", beta=3.0)(z_a, z_b), plain + 3 * gap)
-    control = 0.5 * (a - b).square().mean()
-    torch.testing.assert_close(sw.presets(f"setwise/matching-{name}-control", beta=3.0)(z_a, z_b), plain + 3 * control)
-
-
 def test_ablations_change_one_thing(views):
-    z_a, z_b = views(6, 4)
     base = sw.presets("released/simclr")
-    for name, change in (
-        ("cold", {"temperature": 0.05}),
-        ("mean", {"reduction": "mean"}),
-        ("clamp", {"clamp": 1e-8}),
-    ):
+    for name, change in (("cold", {"temperature": 0.05}), ("mean", {"reduction": "mean"}), ("clamp", {"clamp": 1e-8})):
         assert sw.presets(f"ablation/simclr-{name}").options == base.options | change
-    a, b = (F.normalize(z) @ F.normalize(z).T for z in (z_a, z_b))
-
-    def both(x, y):
-        return torch.linalg.eigvalsh(x) @ torch.linalg.eigvalsh(y) / 30
-
-    v = torch.linalg.qr(torch.cat([torch.ones(6, 1), torch.eye(6)[:, :5]], 1).double())[0][:, 1:]
-    inner = torch.linalg.eigvalsh(v.T @ (1 + a) @ v) @ torch.linalg.eigvalsh(v.T @ (1 + b) @ v)
-    sums = [(1 + x).sum(1).sort().values for x in (a, b)]
-    expected = {
-        "qare": both(1 + a, 1 + b),
-        "noshift": both(a, b),
-        "projection": (inner + 2 / 6 * sums[0] @ sums[1] - sums[0].sum() * sums[1].sum() / 36) / 30,
-        "gap": both(1 + a, 1 + b) - ((1 + a) * (1 + b)).sum() / 30,
-        "center": both(*(1 + c @ c.T for c in (F.normalize(z - z.mean(0)) for z in (z_a, z_b)))),
-        "frobenius": (1 + a).norm() * (1 + b).norm() / 36,
-        "control": 0.5 * (a - b).square().mean(),
-    }
-    for name, term in expected.items():
-        found = sw.presets(f"ablation/simclr-{name}", beta=2.0)(z_a, z_b)
-        torch.testing.assert_close(found, base(z_a, z_b) + 2 * term)
+    z_a, z_b = views(6, 4)
+    center = both(*(1 + cosines(z - z.mean(0)) for z in (z_a, z_b))) / 30
+    got = sw.presets("ablation/simclr-center", beta=2.0)(z_a, z_b)
+    torch.testing.assert_close(got, base(z_a, z_b) + 2 * center)
     on_features = sw.presets("ablation/simclr-features", beta=2.0)
-    found = on_features(torch.cos(z_a), torch.sin(z_b), (z_a, z_b))
-    torch.testing.assert_close(found, base(torch.cos(z_a), torch.sin(z_b)) + 2 * expected["center"])
+    got = on_features(torch.cos(z_a), torch.sin(z_b), (z_a, z_b))
+    torch.testing.assert_close(got, base(torch.cos(z_a), torch.sin(z_b)) + 2 * center)
     with pytest.raises(ValueError, match=r'expected features .* for on="features" and only there, got none'):
         on_features(z_a, z_b)
     with pytest.raises(ValueError, match=r"only there, got some, on='embeddings'"):

@@ -1,6 +1,5 @@
 """QARe: Algorithms 1 and 2, its paths, its bounds, and the chain L_QAP <= split <= spectral."""
 
-import time
 from itertools import product
 
 import numpy as np
@@ -71,8 +70,11 @@ def test_lowrank_equals_dense_in_value_and_gradient(views, options, n, e):
     dense, low = (qare(z_a, z_b, spectrum=s, **options) for s in ("dense", "lowrank"))
     scale = qare(z_a, z_b, **options | {"reference": "none"}).abs().item() + 1e-6
     torch.testing.assert_close(low, dense, rtol=1e-10, atol=1e-12 * scale)
-    for got, expected in zip(torch.autograd.grad(low, (z_a, z_b)), torch.autograd.grad(dense, (z_a, z_b)), strict=True):
-        torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-11 * (scale + expected.abs().max().item()))
+    gradients = torch.autograd.grad(dense, (z_a, z_b))
+    near = {"rtol": 1e-10, "atol": 1e-11 * (scale + max(x.abs().max().item() for x in gradients))}
+    torch.testing.assert_close(torch.autograd.grad(low, (z_a, z_b)), gradients, **near)
+    alone = torch.autograd.grad(qare(z_a, z_b.detach(), **options), z_a)
+    torch.testing.assert_close(alone, gradients[:1], **near)
 
 
 @pytest.mark.parametrize("apart", [300.0, 1e4])
@@ -105,32 +107,6 @@ def test_auto_takes_the_smallest_exact_eigenvalue_problem(views, monkeypatch, si
     monkeypatch.setattr("setwise.assignment.spectrum.eigh", record)
     sw.QARe(similarity=similarity)(*views(n, e)).backward()
     assert solved == [largest]
-
-
-@pytest.mark.parametrize(("n", "e"), [(16, 64), (64, 64), (64, 512)])
-def test_few_items_take_no_longer_than_plain_torch(views, n, e):
-    pair = views(n, e, dtype=torch.float32)
-    seconds = {sw.QARe(): [], algorithm_2: []}
-    for _ in range(150):
-        for loss, found in seconds.items():
-            start = time.perf_counter()
-            torch.autograd.grad(loss(*pair), pair)
-            found.append(time.perf_counter() - start)
-    ours, theirs = map(min, seconds.values())  # the least has no other process in it
-    assert ours < 1.2 * theirs  # 0.9 to 1 were measured, 1.4 to 1.8 with a step and a backward for each operation
-
-
-@pytest.mark.parametrize("reference", ["none", "truth"])
-@pytest.mark.parametrize("shift", [None, 0.0, -0.5])
-def test_few_items_in_one_step(views, shift, reference):
-    """Against the same in steps, which any bound but the eigenvalues' and any clamp take."""
-    pair = views(7, 12)
-    options = {"shift": shift, "reference": reference}
-    values = [qare(*pair, **options), qare(*pair, clamp=-2.0, **options)]
-    torch.testing.assert_close(*values)
-    torch.testing.assert_close(*(torch.autograd.grad(value, pair) for value in values))
-    alone = torch.autograd.grad(qare(pair[0], pair[1].detach(), **options), pair[0])
-    torch.testing.assert_close(alone, torch.autograd.grad(qare(*pair, **options), pair[:1]))
 
 
 @pytest.mark.parametrize(("n", "e"), [(9, 3), (4, 5)])
@@ -196,16 +172,6 @@ def test_dead_dimensions_in_float32(gradient):
 
 
 @pytest.mark.parametrize("similarity", ["cosine", "euclidean", "sqeuclidean"])
-def test_the_gradient_is_float32s_where_backward_is_outside_autocast(views, similarity):
-    z_a, z_b = views(40, 6, dtype=torch.float32)
-    loss = sw.QARe(similarity=similarity)
-    (expected,) = torch.autograd.grad(loss(z_a, z_b), z_a)
-    with torch.autocast("cpu", torch.bfloat16):
-        value = loss(z_a, z_b)
-    torch.testing.assert_close(torch.autograd.grad(value, z_a)[0], expected, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("similarity", ["cosine", "euclidean", "sqeuclidean"])
 @pytest.mark.parametrize("bound", ["eigenvalue", "projection"])
 def test_the_alignment_gap_is_zero_for_equal_structures_and_positive_otherwise(views, similarity, bound):
     z_a, z_b = views(12, 5)
@@ -214,12 +180,6 @@ def test_the_alignment_gap_is_zero_for_equal_structures_and_positive_otherwise(v
     assert gap(z_a, z_a @ turn).item() == pytest.approx(0, abs=1e-10)
     assert gap(z_a, z_b).item() > 1e-3
     assert gap(z_a, z_a[torch.randperm(12, generator=torch.Generator().manual_seed(0))]).item() > 1e-3
-
-
-def test_the_projection_bound_is_tighter_where_the_mean_similarity_is_large(views):
-    z_a, z_b = (z.detach() + 3 for z in views(50, 8))
-    assert sw.QARe(bound="projection")(z_a, z_b) < sw.QARe()(z_a, z_b)
-    torch.testing.assert_close(sw.QARe(bound="best")(z_a, z_b), sw.QARe(bound="projection")(z_a, z_b))
 
 
 @pytest.mark.parametrize(("fall", "least", "most"), [(0, 0.05, 0.9), (1, 0.001, 0.006)])
@@ -248,25 +208,6 @@ def test_topk_of_distances_equals_topk_of_their_matrix(views, dtype):
     torch.testing.assert_close(got, expected, rtol=tolerance, atol=0)
     a, b = (torch.autograd.grad(x, z_a)[0] for x in (got, expected))
     torch.testing.assert_close(a, b, rtol=0, atol=tolerance * b.abs().max().item())
-
-
-def test_zero_vectors(views):
-    z_a, z_b = views(9, 3)
-    z_a.data[4] = 0
-    for bound in ("eigenvalue", "projection"):
-        z_a.grad = None
-        sw.QARe(bound=bound)(z_a, z_b).backward()
-        assert z_a.grad.isfinite().all()
-        assert z_a.grad[4].abs().max() == 0
-
-
-def test_what_qare_amounts_to_under_cosine(views):
-    # The notes' control: its gradient is nearly that of |1 + S_A|_F |1 + S_B|_F / N², which needs no eigenvalues.
-    z_a, z_b = views(128, 64)
-    (ours,) = torch.autograd.grad(sw.QARe()(z_a, z_b), z_a)
-    norms = [(1 + F.normalize(z) @ F.normalize(z).T).norm() for z in (z_a, z_b)]
-    (control,) = torch.autograd.grad(norms[0] * norms[1] / 128**2, z_a)
-    assert F.cosine_similarity(ours.flatten(), control.flatten(), dim=0) > 0.99
 
 
 # The chain of Eq. (7) and (17)
@@ -326,25 +267,20 @@ def test_the_bound_is_the_summed_assignment_loss_plus_qare(views, direction, sim
 
 @pytest.mark.parametrize("direction", ["distance", "similarity"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_l_qap_of_half_precision_is_float32(dtype, direction):
-    found = [(100 * m).to(dtype) for m in matrices(0, 6, "distance")]  # products beyond float16's largest number
-    s, s_a, s_b = (m.float() for m in found)
-    expected = quadratic_assignment_loss(s, s_a, s_b, direction=direction)
-    got = quadratic_assignment_loss(*found, direction=direction)
-    assert all(x.dtype == torch.float32 and x.isfinite() for x in got)
-    assert got == expected
+def test_l_qap_of_half_precision_and_under_autocast_is_float32(dtype, direction):
+    half = [(100 * m).to(dtype) for m in matrices(0, 6, "distance")]  # products beyond float16's largest number
+    whole = [m.float() for m in half]
+    for bound in ("eigenvalue", "projection", "best"):
+        options = {"direction": direction, "bound": bound}
+        expected = quadratic_assignment_loss(*whole, **options)
+        assert all(x.dtype == torch.float32 and x.isfinite() for x in expected)
+        assert quadratic_assignment_loss(*half, **options) == expected
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert quadratic_assignment_loss(*whole, **options) == expected
     assert expected.spectral.abs() > torch.finfo(torch.float16).max
 
 
-def test_l_qap_keeps_its_precision_under_autocast():
-    s, s_a, s_b = (m.float() for m in matrices(0, 6, "distance"))
-    for bound in ("eigenvalue", "projection", "best"):
-        expected = quadratic_assignment_loss(s, s_a, s_b, bound=bound)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            assert quadratic_assignment_loss(s, s_a, s_b, bound=bound) == expected
-
-
-def test_l_qap_is_differentiable(views):
+def test_l_qap_is_differentiable():
     s, s_a, s_b = (x.requires_grad_() for x in matrices(0, 5, "distance"))
 
     def terms(s: Tensor, a: Tensor, b: Tensor) -> Tensor:

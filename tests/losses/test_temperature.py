@@ -58,57 +58,27 @@ def test_the_value_is_that_of_the_number_and_the_gradient_that_of_differences(vi
 
 
 @pytest.mark.parametrize(
-    "name", ["infonce", "nt-xent-log-mean-clamp", "sparse-clr", "assignment-one-to-one-sinkhorn-sum"]
-)
-def test_all_gradients_together(views, name):
-    def value(temperature: Tensor, z_a: Tensor, z_b: Tensor) -> Tensor:
-        return LOSSES[name](temperature)(z_a, z_b)
-
-    assert torch.autograd.gradcheck(value, (learned(), *views(5, 3)))
-
-
-ENTROPY = {"smoothing": "entropy", "margin": 0.2}
-
-
-@pytest.mark.parametrize(
-    ("function", "module"),
+    "function",
     [
-        (sw.functional.info_nce, sw.InfoNCE),
-        (sw.functional.nt_xent, sw.NTXent),
-        (sw.functional.sparse_clr, sw.SparseCLR),
-        (sw.functional.nt_logistic, sw.NTLogistic),
-        (functools.partial(sw.functional.assignment_loss, **ENTROPY), functools.partial(sw.AssignmentLoss, **ENTROPY)),
+        sw.functional.info_nce,
+        functools.partial(sw.functional.nt_xent, reduction="log-mean", clamp=0.1),
+        sw.functional.sparse_clr,
+        sw.functional.nt_logistic,
+        functools.partial(sw.functional.assignment_loss, smoothing="entropy", margin=0.2),
+        functools.partial(sw.functional.assignment_loss, mining="one-to-one", smoothing="sinkhorn", reduction="sum"),
     ],
 )
-def test_functions_take_a_function_of_a_parameter(views, function, module):
-    pair, parameter = views(8, 4), learned()
-    logarithm = parameter.detach().log().requires_grad_()
-    value, expected = function(*pair, temperature=logarithm.exp()), module(temperature=parameter)(*pair)
-    torch.testing.assert_close(value, expected)
-    (got,), (wanted,) = torch.autograd.grad(value, logarithm), torch.autograd.grad(expected, parameter)
-    torch.testing.assert_close(got, wanted * parameter.detach())  # the chain rule
+def test_functions_take_a_function_of_a_parameter(views, function):
+    def value(logarithm: Tensor, z_a: Tensor, z_b: Tensor) -> Tensor:
+        return function(z_a, z_b, temperature=logarithm.exp())
+
+    assert torch.autograd.gradcheck(value, (learned(-0.5), *views(5, 3)))
 
 
 def test_scores_are_not_written_to():
     scores = torch.eye(3)
     sw.functional.score_assignment_loss(scores, smoothing="entropy", margin=0.5, temperature=torch.tensor(0.5))
     assert torch.equal(scores, torch.eye(3))
-
-
-# Dynamo's own, when it meets an autograd.Function.
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-@pytest.mark.parametrize(
-    "name", ["infonce", "nt-xent-log-mean-clamp", "sparse-clr-cross-clamp-blocks", "nt-logistic", "set"]
-)
-def test_compiled(views, name):
-    torch.compiler.reset()  # all losses have one forward, of which torch compiles no more than eight
-    loss = LOSSES[name](learned())
-    pair = views(6, 4)
-    found = []
-    for made in (loss, torch.compile(loss, backend="aot_eager", fullgraph=True)):
-        value = made(*pair)
-        found.append((value.detach(), *torch.autograd.grad(value, (*loss.parameters(), *pair))))
-    torch.testing.assert_close(*found)
 
 
 def test_a_parameter_is_the_modules(views):
@@ -129,25 +99,10 @@ def test_a_parameter_is_the_modules(views):
 
 
 def test_a_tensor_is_a_buffer(views):
-    pair = views(6, 4)
-    loss = sw.NTXent(torch.tensor(0.2))
-    assert not [*loss.parameters()]
-    assert [*loss.state_dict()] == ["temperature"]
+    pair, loss = views(6, 4), sw.NTXent(torch.tensor(0.2))
+    assert ([*loss.parameters()], [*loss.state_dict()]) == ([], ["temperature"])
     torch.testing.assert_close(loss(*pair), sw.NTXent(torch.tensor(0.2).item())(*pair))
     assert loss.double().temperature.dtype == torch.float64
-
-
-def test_it_learns(views):
-    """Where partners are near, a lower temperature is the better one."""
-    z_a, z_b = views(8, 4, noise=0.01)
-    parameter = nn.Parameter(torch.tensor(0.5))
-    loss = sw.InfoNCE(parameter)
-    optimizer = torch.optim.SGD(loss.parameters(), lr=0.1)
-    before = loss(z_a, z_b)
-    before.backward()
-    optimizer.step()
-    assert parameter < 0.5
-    assert loss(z_a, z_b) < before
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -167,12 +122,9 @@ def test_values_that_no_loss_can_take(views, name):
             loss(*pair)
 
 
-def test_no_temperature_without_smoothing():
+def test_no_temperature_without_smoothing_or_on_another_device():
     with pytest.raises(ValueError, match='expected temperature 1.0 with smoothing="none"'):
         sw.AssignmentLoss(temperature=learned(1.0))
-
-
-def test_another_device():
     with pytest.raises(ValueError, match="expected temperature on device cpu like the embeddings, got meta; move"):
         sw.InfoNCE(learned().to("meta"))(torch.eye(3), torch.eye(3))
 

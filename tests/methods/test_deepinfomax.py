@@ -205,9 +205,8 @@ def test_making_it_leaves_the_encoder_as_it_was():
     assert encoder.training
     assert encoder.stem[1].num_batches_tracked == 0
     assert (encoder.stem[1].running_var == 1).all()
-    assert [tuple(layer.weight.shape) for layer in method.local.children()] == [
-        *((256, 5 + 6, 1, 1), (256, 256, 1, 1), (1, 256, 1, 1)),
-    ]
+    shapes = [tuple(layer.weight.shape) for layer in method.local.children()]
+    assert shapes == [(256, 5 + 6, 1, 1), (256, 256, 1, 1), (1, 256, 1, 1)]
     assert [tuple(layer.weight.shape) for layer in method.prior[::2]] == [(512, 6), (128, 512), (1, 128)]
     assert not infomax(Small().eval()).encoder.training
 

@@ -23,13 +23,6 @@ def cloud(n=1500, dimensions=10):
     return torch.randn(n, dimensions, generator=seeded(3)) * torch.linspace(0.3, 2, dimensions)
 
 
-def test_kmeans_by_hand():
-    found = kmeans(torch.tensor([[0.0], [10.0], [1.0], [11.0]]), 2, generator=seeded())
-    assert found.centres.sort(0).values.flatten().tolist() == pytest.approx([0.5, 10.5])
-    assert found.labels[0] == found.labels[2] != found.labels[1] == found.labels[3]
-    assert found.inertia.item() == pytest.approx(4 * 0.5**2)
-
-
 def test_kmeans_takes_five_starts_of_thirty_iterations():
     points = torch.randn(1500, 10, generator=seeded(3))  # not settled by then
     found = kmeans(points, 12, generator=seeded())

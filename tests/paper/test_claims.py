@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_rel
 
-from setwise.paper.claims import CLAIMS, claims, counted, differences, lead, settings, surviving
+from setwise.paper.claims import CLAIMS, claims, counted, differences, lead, surviving
 from setwise.paper.collected import collect, groups
 
 NAME = "released/cifar10-conv4-simclr"
@@ -41,13 +41,6 @@ def interval(values, others):
 
 def bounds(answer):
     return answer.ours.low, answer.ours.high, answer.ours.p
-
-
-def test_without_runs_every_claim_says_so(found):
-    rows = claims(found()).rows
-    assert [row[1:4] for row in rows] == [["no runs yet", None, None]] * len(CLAIMS)
-    assert settings(found()).rows == []
-    assert lead(found()) == "Does QARe help? No runs yet. (0 runs.)"
 
 
 def test_sparseclr_against_simclr_is_paired_by_seed(keep, found, answers):

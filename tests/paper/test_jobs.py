@@ -107,9 +107,7 @@ def test_the_other_tables_and_the_time_they_take(tmp_path):
 
 def test_the_best_of_an_ablation_is_confirmed_on_fresh_seeds(tmp_path, keep):
     name = "released/cifar10-conv4-simclr"
-    with pytest.raises(
-        ValueError, match="expected records of `setwise reproduce ablation --data cifar10` below .*, got none"
-    ):
+    with pytest.raises(ValueError, match="records of `setwise reproduce ablation --data cifar10` below .*, got none"):
         expand("confirm", results=tmp_path / "results")
     gains = {"": 0.0, "mean": 0.03, "cold": -0.1, "gap": 0.02, "noshift": 0.01}
     for word, gain in gains.items():

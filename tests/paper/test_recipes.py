@@ -75,44 +75,6 @@ def test_every_method_is_there_for_every_cell():
     assert names <= set(CELLS)
 
 
-def test_an_unknown_name_is_answered_with_the_nearest():
-    with pytest.raises(
-        ValueError, match=r"got 'paper/cifar10-conv4-simclr-qaer'; did you mean paper/cifar10-conv4-simclr-qare"
-    ):
-        recipe("paper/cifar10-conv4-simclr-qaer")
-    with pytest.raises(ValueError, match="`setwise recipes` lists"):
-        recipe("")
-
-
-def test_a_recipe_of_version_0_1_has_its_defaults_and_no_other_fields():
-    named = recipe("paper/digits-conv4-simclr-qare").changed({"about": ""})
-    assert Recipe.read(FLAT) == named.changed({"epochs": 1, "evaluation.probe.epochs": 2})
-    younger = ("lr", "padding", "epochs", "probe_epochs")
-    older = {name: value for name, value in FLAT.items() if name not in younger}
-    assert Recipe.read(older) == named.changed({"views.padding": 4})
-    with pytest.raises(ValueError, match="got 'epoch'; did you mean 'epochs'"):
-        Recipe.read(FLAT | {"epoch": 2})
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"objective.loss": "info-nse"}, "did you mean 'info-nce'"),
-        ({"batch": 1}, "expected a batch of at least 2"),
-        ({"instances": 100}, "expected instances for matching only"),
-        ({"lr": 0}, "expected lr"),
-        ({"batch": 0}, "expected batch"),
-        ({"epochs": -1}, "expected epochs"),
-        ({"warmup": -1}, "expected warmup"),
-        ({"optimizer": "sgd", "momentum": 1.0}, "expected momentum below 1"),
-        ({"precision": "fp16"}, "expected precision"),
-    ],
-)
-def test_bad_fields(change, message):
-    with pytest.raises(ValueError, match=message):
-        recipe("paper/digits-conv4-simclr-qare").changed(change)
-
-
 def tables(tree, before=()):
     """Where every value of a recipe's tables stands."""
     for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):

@@ -9,7 +9,6 @@ from scipy.stats import entropy
 from setwise.paper.collected import collect, groups
 from setwise.paper.spectra import last_look, looks_table, mean_spectrum, spectra_onto
 from setwise.records.structure import Structure
-from setwise.report.page import Page
 
 RUNS = "released/cifar10-conv4-{}"
 
@@ -112,13 +111,3 @@ def test_a_mean_spectrum_ends_where_the_shortest_does():
     looks = [Structure(spectrum=(3.0, 1.0)), Structure(), Structure(spectrum=(1.0,))]
     assert mean_spectrum(looks) == [2.0]
     assert mean_spectrum([Structure()]) == []
-
-
-def test_without_looks_there_is_no_section(keep, tmp_path):
-    keep("released/cifar10-conv4-simclr", 1, {"probe_accuracy": 0.5})
-    found = groups(collect(tmp_path / "results")[0])
-    assert looks_table(found[0]) is None
-    page = Page("t")
-    before = page.html()
-    spectra_onto(page, found)
-    assert page.html() == before

@@ -125,33 +125,22 @@ def without(tensors, name):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda it: replace(it, tensors={"total.loss": torch.zeros(())}), "got none; the file is damaged"),
-        (
-            lambda it: replace(it, tensors=without(it.tensors, "model.encoder.blocks.0.weight")),
-            r"got blocks.0.weight as no such tensor, not shape \(8, 1, 3, 3\); the file",
-        ),
-        (
-            lambda it: replace(it, tensors=it.tensors | {"model.encoder.more": torch.zeros(2)}),
-            r"got more as shape \(2,\), not no such tensor; the file",
-        ),
-        (
-            lambda it: replace(it, data=it.data | {"shape": [3, 8, 8]}),
-            r"got blocks.0.weight as shape \(8, 1, 3, 3\), not shape \(8, 3, 3, 3\); the file",
-        ),
-        (
-            lambda it: replace(it, data=it.data | {"shape": [2**40, 8, 8]}),
-            r"got blocks.0.weight as shape",
-        ),
-        (lambda it: replace(it, data={}), "got them without the shape, mean, std, classes of their images; the file"),
-        (lambda it: replace(it, data=without(it.data, "std")), "got them without the std of their images; the file"),
-        (lambda it: replace(it, data=it.data | {"shape": []}), r"got them for images of shape \[\], not \[C, H, W\]"),
-        (lambda it: replace(it, data=it.data | {"shape": [1, 0, 8]}), r"got them for images of shape \[1, 0, 8\], not"),
+        (lambda it: {"tensors": {"total.loss": torch.zeros(())}}, "got none"),
+        (lambda it: {"tensors": without(it.tensors, "model.encoder.blocks.0.weight")}, "blocks.0.weight as no such"),
+        (lambda it: {"tensors": it.tensors | {"model.encoder.more": torch.zeros(2)}}, r"got more as shape \(2,\), not"),
+        (lambda it: {"data": it.data | {"shape": [3, 8, 8]}}, r"\(8, 1, 3, 3\), not shape \(8, 3, 3, 3\)"),
+        (lambda it: {"data": it.data | {"shape": [2**40, 8, 8]}}, "got blocks.0.weight as shape"),
+        (lambda it: {"data": {}}, "without the shape, mean, std, classes of their images"),
+        (lambda it: {"data": without(it.data, "std")}, "without the std of their images"),
+        (lambda it: {"data": it.data | {"shape": []}}, r"of shape \[\], not \[C, H, W\]"),
+        (lambda it: {"data": it.data | {"shape": [1, 0, 8]}}, r"of shape \[1, 0, 8\], not"),
     ],
 )
 def test_checkpoints_that_lack_something_are_refused(folder, tmp_path, change, said):
-    checkpoint.save(tmp_path / "checkpoint.safetensors", change(checkpoint.load(folder)))
+    found = checkpoint.load(folder)
+    checkpoint.save(tmp_path / "checkpoint.safetensors", replace(found, **change(found)))
     for command in (["probe", str(tmp_path)], ["export", str(tmp_path), "--out", str(tmp_path / "out")]):
-        with pytest.raises(SystemExit, match=f"expected the weights of conv4 in {tmp_path}, {said}"):
+        with pytest.raises(SystemExit, match=f"expected the weights of conv4 in {tmp_path}, .*{said}"):
             main(command)
 
 
@@ -295,9 +284,7 @@ def test_a_run_on_a_folder_is_found_and_checked_from_anywhere(tmp_path, monkeypa
     (tmp_path / "moved").rename(tmp_path / "photos")
     write_images(tmp_path / "photos" / "train" / "c", 2)
     write_images(tmp_path / "photos" / "test" / "c", 2)
-    with pytest.raises(
-        SystemExit, match=r"was trained on \(12 of .*; their count, classes differ\); --data says which"
-    ):
+    with pytest.raises(SystemExit, match=r"their count, classes differ\); --data says which"):
         main(["probe", str(tmp_path / "run")])
     main(["probe", str(tmp_path / "run"), "--data", str(tmp_path / "photos")])
     assert capsys.readouterr().out.count("probe accuracy") == 5
@@ -350,17 +337,11 @@ def test_mistakes_are_one_line(tmp_path):
         main(["pretrain", "--hidden", str(10**12), "--quiet", "--device", "cpu", *out])
 
 
-def test_paths_tell_nothing_of_the_machine(tmp_path):
-    words = ["pretrain", "--out", str(tmp_path / "x"), "--data", "photos/train", f"--root={tmp_path / 'a=b'}"]
-    said = ["pretrain", "--out", "x", "--data", "photos/train", "--root=a=b"]
-    assert list(map(environment.plain_path, words)) == said
-
-
 def test_the_command_is_recorded_without_the_machines_paths(monkeypatch):
-    words = ["/somewhere/bin/setwise", "pretrain", "--out=/elsewhere/run", "--root", "/data/sets", "--seed", "3"]
+    words = ["/somewhere/bin/setwise", "pretrain", "photos/train", "--out=/elsewhere/a=b", "--root", "/data/sets"]
     monkeypatch.setattr("sys.argv", words)
     command = environment.environment(torch.device("cpu"))["command"]
-    assert command == ["setwise", "pretrain", "--out=run", "--root", "sets", "--seed", "3"]
+    assert command == ["setwise", "pretrain", "photos/train", "--out=a=b", "--root", "sets"]
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")

@@ -4,7 +4,6 @@ import copy
 import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -358,24 +357,6 @@ def test_two_processes_in_bfloat16(found, name):
         torch.testing.assert_close(mine["mean.loss"], alone["mean.loss"], rtol=0.02, atol=0)
         norm = "model.encoder.blocks.1.running_var"
         torch.testing.assert_close(mine[norm], alone[norm], rtol=0.02, atol=1e-4)
-
-
-def test_torchrun_on_the_command_line(tmp_path):
-    """As a person would start it, and the same as one process to the precision of float32."""
-    words = ["pretrain", "--recipe", "paper/digits-conv4-simclr-qare", "--epochs", "1", "--no-evaluate"]
-    words += ["--device", "cpu"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    for start, out in (([*torchrun, "-m", "setwise.cli"], "two"), ([sys.executable, "-m", "setwise.cli"], "one")):
-        done = subprocess.run(
-            [*start, *words, "--out", str(tmp_path / out)], env=environment, capture_output=True, text=True, timeout=120
-        )
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.count("written to") == 1  # one of them talks
-    one, two = (checkpoint.load(Path(tmp_path) / name) for name in ("one", "two"))
-    # 1,297 digits: the last batch of 17 is cut to 16 for two processes, so that only the earlier steps are the same.
-    assert two.history[0]["loss"] == pytest.approx(one.history[0]["loss"], rel=0.01)
-    assert two.tensors.keys() == one.tensors.keys()
 
 
 def test_a_batch_that_cannot_be_shared(digits, recipe):

@@ -9,7 +9,7 @@ import torch
 from scipy import stats
 
 from setwise.views import Views, preset
-from setwise.views.draw import ORDERS, exponential, fallback_box
+from setwise.views.draw import exponential, fallback_box
 from setwise.views.philox import philox
 
 N = 20_000
@@ -45,7 +45,7 @@ def scalar_philox(counter, key):
 def test_parameters_word_by_word(size):
     """The whole layout of docs and kernel in scalar Python, for seeds, samples and views of many bits."""
     views = preset("self-supervised")
-    seed, epoch, view, samples = 2**40 + 12345, 77, 5, [0, 1, 2**33 + 7, 50_000, 49_999]
+    seed, epoch, view, samples = 2**40 + 12345, 77, 5, [0, 1, 2**33 + 7, *range(49_900, 50_001)]
     found = views.draw(torch.tensor(samples), size, seed=seed, epoch=epoch, view=view)
     for row, sample in enumerate(samples):
         blocks = [
@@ -77,48 +77,6 @@ def test_exponential():
     np.testing.assert_allclose(exponential(x).numpy(), np.exp(x.numpy()), rtol=1e-14)
 
 
-@pytest.fixture(scope="module")
-def drawn():
-    parameters = preset("self-supervised").draw(torch.arange(N), CIFAR, seed=1, epoch=0)
-    return type(parameters)(*(x.numpy() for x in parameters))
-
-
-def test_colours_are_distributed_as_documented(drawn):
-    for k, (low, high) in enumerate([(0.2, 1.8)] * 3 + [(-0.2, 0.2)]):
-        assert stats.kstest(drawn.factors[:, k], stats.uniform(low, high - low).cdf).pvalue > 0.001
-        assert low <= drawn.factors[:, k].min() < drawn.factors[:, k].max() <= high + 1e-6
-    for share, p in ((drawn.flip, 0.5), (drawn.jitter, 0.8), (drawn.grey, 0.2)):
-        assert stats.binomtest(int(share.sum()), N, p).pvalue > 0.001
-    codes = drawn.order @ [64, 16, 4, 1]
-    values, counts = np.unique(codes, return_counts=True)
-    assert len(values) == 24
-    assert stats.chisquare(counts).pvalue > 0.001
-    assert sorted(map(tuple, np.unique(drawn.order, axis=0).tolist())) == sorted(ORDERS)
-
-
-def test_parameters_do_not_hang_together(drawn):
-    columns = np.column_stack([*drawn.box.T, drawn.flip, drawn.jitter, *drawn.factors.T, drawn.order[:, 0], drawn.grey])
-    size, rest = [2, 3], [0, 1, *range(4, columns.shape[1])]
-    ranks = stats.spearmanr(columns).statistic
-    related = {(i, j) for i in range(4) for j in range(4)}  # a crop's own numbers are not independent
-    worst = max(abs(ranks[i, j]) for i in size + rest for j in size + rest if i != j and (i, j) not in related)
-    assert worst < 5 / math.sqrt(N)
-
-
-def test_every_key_counts():
-    views, samples = preset("self-supervised"), torch.arange(2000)
-    base = {"seed": 1, "epoch": 0, "view": 0}
-    factors = [
-        views.draw(samples, CIFAR, **(base | change)).factors[:, :3].flatten().numpy()
-        for change in ({}, {"seed": 2}, {"seed": 1 + 2**32}, {"epoch": 1}, {"view": 1})
-    ]
-    factors.append(views.draw(samples + 1, CIFAR, **base).factors[:, :3].flatten().numpy())
-    factors.append(views.draw(samples + 2**32, CIFAR, **base).factors[:, :3].flatten().numpy())
-    for i in range(len(factors)):
-        for j in range(i):
-            assert abs(stats.spearmanr(factors[i], factors[j]).statistic) < 0.06
-
-
 @pytest.mark.parametrize("padding", [0, 4, 8])
 def test_padded_crops(padding):
     box = Views(crop="padded", padding=padding).draw(torch.arange(N), (64, 48), seed=0, epoch=0).box.numpy()
@@ -141,16 +99,3 @@ def test_padded_crops(padding):
 )
 def test_fallback_is_the_central_crop(size, aspect, expected):
     assert fallback_box(size, aspect) == expected
-
-
-def test_ten_tries_that_do_not_fit():
-    # Boxes are to be twice as wide as high and of the whole area: nothing fits into a square but half of it.
-    views = Views(crop="resized", area=(1.0, 1.0), aspect=(2.0, 2.0))
-    box = views.draw(torch.arange(50), CIFAR, seed=0, epoch=0).box
-    assert (box == torch.tensor([8, 0, 16, 32])).all()
-
-
-def test_small_ranges_do_nothing():
-    found = Views().draw(torch.arange(100), (5, 7), seed=0, epoch=0)
-    assert (found.box == torch.tensor([0, 0, 5, 7])).all()
-    assert sum(int(x.sum()) for x in (found.flip, found.jitter, found.grey)) == 0

@@ -105,8 +105,6 @@ def test_seed_and_epoch_as_tensors():
     images, samples, views = batch(9), torch.arange(9), preset("self-supervised")
     plain = views(images, samples=samples, seed=3, epoch=4)
     assert torch.equal(views(images, samples=samples, seed=torch.tensor(3), epoch=torch.tensor(4)), plain)
-    for other in ({"seed": 4, "epoch": 4}, {"seed": 3, "epoch": 5}, {"seed": 3, "epoch": 4, "view": 1}):
-        assert not torch.equal(views(images, samples=samples, **other), plain)
 
 
 def test_presets_are_those_of_the_paper():

@@ -120,30 +120,6 @@ def test_hue_of_any_colour(colour, turns):
     np.testing.assert_allclose(x.flatten().numpy(), colorsys.hsv_to_rgb((h + turns) % 1, s, v), atol=3e-6)
 
 
-def test_order_matters_and_is_kept():
-    images = pictures(24, 3, 8, 8)[:1].repeat(24, 1, 1, 1)
-    rows = [[a, b, c, 6 - a - b - c] for a in range(4) for b in range(4) for c in range(4) if len({a, b, c}) == 3]
-    parameters = nothing(
-        24,
-        8,
-        8,
-        order=torch.tensor(rows, dtype=torch.int32),
-        factors=torch.tensor([[1.6, 0.4, 1.7, 0.15]]).repeat(24, 1),
-        jitter=torch.ones(24, dtype=torch.bool),
-    )
-    got = Views().apply(images, parameters)
-    assert levels(got, images, parameters, float_view).max() < 0.01
-    assert len(got.flatten(1).mul(255).round().unique(dim=0)) > 15
-
-
-def test_a_shift_brings_in_black():
-    images = torch.full((1, 1, 4, 4), 255, dtype=torch.uint8)
-    parameters = nothing(1, 4, 4, box=torch.tensor([[-1, 2, 4, 4]], dtype=torch.int32))
-    expected = torch.zeros(4, 4)
-    expected[1:, :2] = 1
-    assert torch.equal(Views().apply(images, parameters)[0, 0], expected)
-
-
 def test_normalisation_and_formats():
     images = pictures(5, 3, 6, 7)
     views = Views(mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import operator
-from contextlib import suppress
 from pathlib import Path
 from signal import SIGINT
 from tempfile import TemporaryDirectory
@@ -19,6 +17,7 @@ from setwise.data import ImageSet
 from setwise.evaluation.features import extract
 from setwise.paper.recipes import recipe as recipe_of_name
 from setwise.recipe import Recipe
+from setwise.registry import convert
 from setwise.runs import choose_device
 from setwise.training.errors import Interrupted
 from setwise.training.loop import RunOptions, train
@@ -59,7 +58,7 @@ class SetwiseEncoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
     def fit(self, X: Any, y: Any = None) -> SetwiseEncoder:
         """Train on images ``X``; ``y``: labels [N], of any kind, where the method needs them."""
         recipe, device, images = self._recipe(), choose_device(self.device), to_images(X)
-        seed = _integer(self.seed, "seed")
+        seed = convert(self.seed, int, "seed")  # grids of parameters are numpy's
         classes, labels = _labels(y, len(images), recipe.method.name)
         mean, std = _mean_and_std(images)
         data = ImageSet("arrays", "train", images, labels, classes, mean, std)
@@ -93,25 +92,14 @@ class SetwiseEncoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
             raise ValueError(
                 f"expected a recipe that learns from single images, got {self.recipe!r}; `setwise match` trains those"
             )
-        counts = {"epochs": self.epochs, "batch": self.batch}
-        changes: dict[str, Any] = {name: _integer(n, name) for name, n in counts.items() if n is not None}
-        if self.encoder is not None:
-            changes["encoder"] = self.encoder
-        return recipe.changed(changes | {"data.source": "arrays"})
+        changes = {"epochs": self.epochs, "batch": self.batch, "encoder": self.encoder, "data.source": "arrays"}
+        return recipe.changed({name: value for name, value in changes.items() if value is not None})
 
     def __sklearn_tags__(self) -> Any:
         """Images, not tables."""
         tags = super().__sklearn_tags__()
         tags.input_tags.two_d_array, tags.input_tags.three_d_array = False, True
         return tags
-
-
-def _integer(value: Any, name: str) -> int:
-    """``value`` as Python's int: grids of parameters are numpy's."""
-    with suppress(TypeError):
-        if not isinstance(value, bool):
-            return operator.index(value)
-    raise ValueError(f"expected {name} to be an integer, got {value!r}; give a whole number, such as 1")
 
 
 def to_images(x: Any) -> Tensor:

@@ -18,6 +18,7 @@ A = W diag(λ) W^T the gradient of either dot product in A is W diag(λ_B in A's
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
@@ -76,10 +77,8 @@ class _Gram(torch.autograd.Function):
         return product
 
 
-def gram(rows: Tensor) -> Tensor:
-    """F^T F of F [..., N, r], [..., r, r]; its backward is one product."""
-    product: Tensor = _Gram.apply(rows)  # type: ignore[no-untyped-call]
-    return product
+# F^T F of F [..., N, r], [..., r, r]; its backward is one product.
+gram: Callable[[Tensor], Tensor] = _Gram.apply
 
 
 def compress_factor(factor: Factor, size: int) -> Compressed:
@@ -230,20 +229,22 @@ def leading_error(s: Tensor, pair: Compressed) -> Tensor:
     return delta[0] * whole[1].sqrt() + delta[1] * kept[0].sqrt()
 
 
-def _spectrum(core: Tensor, gradient: bool, *, quick: bool = False) -> tuple[Tensor, Tensor | None]:
-    """Eigenvalues [2, r], ascending, and vectors [2, r, r] where a gradient needs them."""
-    if gradient or core.is_cuda:  # there, only our own solver runs without a host sync
-        return eigh(core, quick=quick)
+def _eigenvalues(s: Tensor) -> Tensor:
+    """Ascending, [2, r], where nothing needs the vectors."""
+    if s.is_cuda:  # there, only our own solver runs without a host sync
+        return eigh(s)[0]
     # In float32 the CPU's solver fails, or gives NaN, on finite matrices with many eigenvalues near zero.
-    return torch.linalg.eigvalsh(widest_precision(core)).to(core.dtype), None
+    values: Tensor = torch.linalg.eigvalsh(widest_precision(s))
+    return values.to(s.dtype)
 
 
-class _OrderedDot(torch.autograd.Function):
-    """<λ_A, λ_B>_± of a compressed pair and its closed-form gradient in core and rest."""
+class OrderedDot(torch.autograd.Function):
+    """<λ_A, λ_B>_± of a compressed pair and its closed-form gradient in core and rest; see ``ordered_dot``."""
 
     @staticmethod
     def forward(ctx: Any, core: Tensor, rest: Tensor, size: int, largest: bool) -> Tensor:
-        values, vectors = _spectrum(check_overflow(core, MATRICES), ctx.needs_input_grad[0])
+        core = check_overflow(core, MATRICES)
+        values, vectors = eigh(core) if ctx.needs_input_grad[0] else (_eigenvalues(core), None)
         met, rest_met, value = spectra_product(values, rest, size, largest)
         if vectors is not None:
             ctx.save_for_backward((vectors * met[:, None, :]) @ vectors.mT, rest_met)
@@ -258,7 +259,7 @@ class _OrderedDot(torch.autograd.Function):
 
 def ordered_dot(pair: Compressed, *, largest: bool) -> Tensor:
     """<λ_A, λ_B>_+ (``largest``) or <λ_A, λ_B>_-, counting every repeated eigenvalue."""
-    value: Tensor = _OrderedDot.apply(*pair, largest)  # type: ignore[no-untyped-call]
+    value: Tensor = OrderedDot.apply(*pair, largest)  # type: ignore[no-untyped-call]
     return value
 
 
@@ -270,11 +271,12 @@ class _CosineDot(torch.autograd.Function):
         gradient = any(ctx.needs_input_grad)
         unit, lengths = unit_rows(torch.stack([z_a, z_b]))
         s = torch.bmm(unit, unit.mT).add_(shift)
-        values, vectors = _spectrum(s, gradient, quick=not gap)  # a gap is a small difference of large numbers
+        # A gap is a small difference of large numbers.
+        values, vectors = eigh(s, quick=not gap) if gradient else (_eigenvalues(s), None)
         value = values[0] @ values[1]
         if gap:
             value -= (s[0] * s[1]).sum()
-        if gradient and vectors is not None:
+        if vectors is not None:
             grad = torch.bmm(vectors * values.flip(0)[:, None], vectors.mT)
             if gap:
                 grad -= s.flip(0)
@@ -289,10 +291,9 @@ class _CosineDot(torch.autograd.Function):
         return grad_a, grad_b, None, None, None
 
 
-def cosine_dot(z_a: Tensor, z_b: Tensor, shift: float, *, gap: bool, divisor: int) -> Tensor:
-    """<λ_A, λ_B>_+ / divisor of shift + cosines within both sets [N, E]; less <S_A, S_B> / divisor for ``gap``."""
-    value: Tensor = _CosineDot.apply(z_a, z_b, shift, gap, divisor)  # type: ignore[no-untyped-call]
-    return value
+# <λ_A, λ_B>_+ / divisor of shift + cosines within both sets [N, E], by (z_a, z_b, shift, gap, divisor); less
+# <S_A, S_B> / divisor for a gap.
+cosine_dot: Callable[..., Tensor] = _CosineDot.apply
 
 
 def project_ones(s: Tensor) -> Tensor:

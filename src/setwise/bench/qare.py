@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
-from rich.table import Table
+from rich.markdown import Markdown
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
@@ -19,6 +18,8 @@ from setwise.bench.timing import milliseconds, peak_bytes, turns
 from setwise.encoders import CifarResNet, projection_head
 from setwise.losses.functional import qare
 from setwise.losses.modules import InfoNCE, QARe, SetContrastive
+from setwise.paper.figures import cost_table, costs_onto, timing_of
+from setwise.report.page import Page
 from setwise.terminal import visible
 from setwise.training.capture import captured
 from setwise.training.environment import environment
@@ -66,29 +67,6 @@ class Step:
         self.optimizer.step()
 
 
-@dataclass
-class Row:
-    """One batch size: milliseconds and peak bytes of an iteration, plain, with QARe, and with dense eigenvalues.
-
-    ``added_ms`` is the median difference of neighbouring iterations, ``loss_added_ms`` the same for the loss alone,
-    ``dense_term_ms`` the time of the dense term alone.
-    """
-
-    n: int
-    plain_ms: float
-    qare_ms: float
-    added_ms: float
-    loss_added_ms: float
-    dense_term_ms: float | None
-    plain_bytes: int | None
-    qare_bytes: int | None
-    dense_bytes: int | None
-
-    def memory_added(self, more: int | None) -> str:
-        """By how much ``more`` bytes exceed those of the plain iteration, as a share."""
-        return "-" if more is None or not self.plain_bytes else f"{more / self.plain_bytes - 1:+.3%}"
-
-
 def embeddings(n: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Two noisy views of random items, [n, 64], leaves."""
     generator = torch.Generator(device).manual_seed(0)
@@ -122,17 +100,22 @@ def compare(
     return statistics.median(without), statistics.median(having), statistics.median(differences)
 
 
-def iteration_row(n: int, *, encoder: str, device: torch.device, seconds: float) -> Row:
-    """Measure one batch size."""
+def iteration_row(n: int, *, encoder: str, device: torch.device, seconds: float) -> dict[str, Any]:
+    """Measure one batch size: milliseconds and peak bytes of an iteration, plain, with QARe, with dense eigenvalues.
+
+    "added_ms" is the median difference of neighbouring iterations, "loss_added_ms" the same for the loss alone, and
+    "dense_term_ms" the time of the dense term alone; None above ``LARGEST_DENSE``.
+    """
     plain = Step(InfoNCE(), n, encoder=encoder, device=device)
     ours = Step(SetContrastive(InfoNCE(), BETA), n, encoder=encoder, device=device)
-    plain_ms, qare_ms, added_ms = compare(plain, ours, device, seconds)
-    loss_added_ms = compare(term(plain.loss, n, device), term(ours.loss, n, device), device, seconds)[2]
+    row: dict[str, Any] = {"n": n}
+    row["plain_ms"], row["qare_ms"], row["added_ms"] = compare(plain, ours, device, seconds)
+    row["loss_added_ms"] = compare(term(plain.loss, n, device), term(ours.loss, n, device), device, seconds)[2]
     # The library's eigen-solver cannot be captured: the dense term is timed alone, forward and backward.
     dense = n <= LARGEST_DENSE
-    dense_ms = milliseconds(term(dense_qare, n, device), device, 0.5) if dense else None
-    plain_bytes, ours_bytes = peak_bytes(plain, device), peak_bytes(ours, device)
-    dense_bytes = None
+    row["dense_term_ms"] = milliseconds(term(dense_qare, n, device), device, 0.5) if dense else None
+    row["plain_bytes"], row["qare_bytes"] = peak_bytes(plain, device), peak_bytes(ours, device)
+    row["dense_bytes"] = None
     if dense:
 
         class Dense(nn.Module):
@@ -141,8 +124,8 @@ def iteration_row(n: int, *, encoder: str, device: torch.device, seconds: float)
 
         del ours
         step = Step(SetContrastive(InfoNCE(), BETA, Dense()), n, encoder=encoder, device=device)
-        dense_bytes = peak_bytes(step, device)
-    return Row(n, plain_ms, qare_ms, added_ms, loss_added_ms, dense_ms, plain_bytes, ours_bytes, dense_bytes)
+        row["dense_bytes"] = peak_bytes(step, device)
+    return row
 
 
 def single_terms(device: torch.device, seconds: float) -> dict[str, Any]:
@@ -172,14 +155,13 @@ def single_terms(device: torch.device, seconds: float) -> dict[str, Any]:
 
 
 def run(*, sizes: Sequence[int], device: torch.device, encoder: str, out: Path, seconds: float = 2.0) -> dict[str, Any]:
-    """Measure, show a table, write ``out``/bench-qare.json and the plot beside it."""
+    """Measure, show a table, write ``out``/bench-qare.json and a page with the table and plots beside it."""
     if not sizes or min(sizes) < 1:
         raise ValueError(f"expected batch sizes of at least 1, got {list(sizes)}")
     out.mkdir(parents=True, exist_ok=True)  # before minutes are spent
     if device.type == "cpu":
         torch.set_num_threads(1)
     console = Console(markup=False, emoji=False)
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU, one thread"
     rows = []
     for n in sizes:
         console.print(f"N = {n} ...", end="\r")
@@ -188,30 +170,18 @@ def run(*, sizes: Sequence[int], device: torch.device, encoder: str, out: Path, 
     record = {
         "what": "bench qare",
         **environment(device),
-        "device": name,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU, one thread",
         "torch": torch.__version__,
         "encoder": encoder,
         "dimensions": DIMENSIONS,
-        "rows": [asdict(row) for row in rows],
+        "rows": rows,
         "terms": singles,
     }
-    table = Table(title=f"an iteration of InfoNCE ({encoder}) with and without QARe, {name}, torch {torch.__version__}")
-    for column in ("N", "iteration", "QARe adds", "", "to the loss", "dense adds", "", "memory", "dense memory"):
-        table.add_column(column, justify="right")
-    for row in rows:
-        dense = row.dense_term_ms
-        table.add_row(
-            str(row.n),
-            f"{row.plain_ms:.3f} ms",
-            f"{row.added_ms:.3f} ms",
-            f"{row.added_ms / row.plain_ms:.1%}",
-            f"{row.loss_added_ms:.3f} ms",
-            "-" if dense is None else f"{dense:.2f} ms",
-            "-" if dense is None else f"{dense / row.plain_ms:.1%}",
-            row.memory_added(row.qare_bytes),
-            row.memory_added(row.dense_bytes),
-        )
-    console.print(table)
+    file, page = out / "bench-qare.json", Page("What QARe adds to a training iteration")
+    file.write_text(json.dumps(record, indent=1) + "\n")
+    timing = timing_of(file.name, record)
+    table = cost_table(timing)
+    console.print(Markdown(table.markdown()))
     ms = singles["ms"]
     console.print(
         f"QARe alone, forward + backward, N = {singles['n']}: {ms['lowrank']:.3f} ms exact, {ms['dense']:.1f} ms dense "
@@ -225,33 +195,8 @@ def run(*, sizes: Sequence[int], device: torch.device, encoder: str, out: Path, 
             f"exact QARe of {million['n']:,} items: {million['ms']:.2f} ms forward + backward, relative error "
             f"{million['relative_error']:.1e}"
         )
-    (out / "bench-qare.json").write_text(json.dumps(record, indent=1) + "\n")
-    below = "ResNet-32" if encoder == "resnet32" else "projection head only"
-    _draw(out / "bench-qare.png", rows, f"{name}, {below}")
-    console.print(visible(f"written to {out / 'bench-qare.json'} and {out / 'bench-qare.png'}"), soft_wrap=True)
+    costs_onto(page, timing)
+    table.onto(page)
+    page.write(out / "bench-qare.html")
+    console.print(visible(f"written to {file} and {out / 'bench-qare.html'}"), soft_wrap=True)
     return record
-
-
-def _draw(path: Path, rows: list[Row], title: str) -> None:
-    try:
-        import matplotlib as mpl
-    except ImportError:
-        Console().print("no plot: matplotlib is not installed (pip install matplotlib)")
-        return
-    mpl.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axis = plt.subplots(figsize=(6, 4), layout="constrained")
-    n = [row.n for row in rows]
-    dense = [(row.n, row.plain_ms + row.dense_term_ms) for row in rows if row.dense_term_ms is not None]
-    if dense:
-        axis.plot(*zip(*dense, strict=True), "s--", color="#c44e52", label="InfoNCE + QARe, dense eigenvalues")
-    axis.plot(n, [row.qare_ms for row in rows], "o-", color="#4c72b0", label="InfoNCE + QARe, setwise")
-    axis.plot(n, [row.plain_ms for row in rows], "k.:", label="InfoNCE")
-    axis.set(xscale="log", yscale="log", xlabel="batch size N", ylabel="iteration, ms", title=title)
-    axis.set_xticks(n, [str(x) for x in n])
-    axis.minorticks_off()
-    axis.grid(alpha=0.3)
-    axis.legend()
-    figure.savefig(path, dpi=120)
-    plt.close(figure)

@@ -18,16 +18,16 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
 from setwise.checks import check_count
-from setwise.data import ImageSet, MatchedSet, matched_halves, split_sizes
+from setwise.data import ImageSet, MatchedSet, matched_halves
 from setwise.encoders import create, projection_head
 from setwise.kernels import processes_share, share_device
 from setwise.paper.recipes import CELLS
 from setwise.paper.recipes import recipe as find
+from setwise.paper.reproduce import run_steps
 from setwise.recipe import Recipe
 from setwise.terminal import visible
 from setwise.training.engine import Engine
 from setwise.training.environment import environment
-from setwise.training.schedule import batch_sizes
 
 RECIPES = {
     "conv4": "paper/cifar10-conv4-simclr-qare",
@@ -169,7 +169,6 @@ def _worker(name: str, device: str, seconds: float, barrier: Any, results: Any) 
 
 def runs_per_hour(name: str, device: torch.device, concurrent: int, seconds: float) -> float:
     """Runs of a recipe an hour, with ``concurrent`` processes side by side on one device."""
-    recipe = find(name)
     context = mp.get_context("spawn")
     barrier, results = context.Barrier(concurrent), context.Queue()
     arguments = (name, str(device), seconds, barrier, results)
@@ -179,45 +178,7 @@ def runs_per_hour(name: str, device: torch.device, concurrent: int, seconds: flo
     rates = [results.get(timeout=seconds + 300) for _ in processes]
     for process in processes:
         process.join()
-    return float(3600 * sum(rates) / _steps_of_run(recipe))
-
-
-def _steps_of_run(recipe: Recipe) -> int:
-    """Steps of a whole run of the recipe on CIFAR-10; matching trains on a part of its instances."""
-    samples = split_sizes(recipe.data.instances or IMAGES)[0] if recipe.matched else IMAGES
-    return recipe.epochs * len(batch_sizes(samples, recipe.batch, drop_last=recipe.drop_last))
-
-
-def streams_per_hour(name: str, device: torch.device, concurrent: int, seconds: float) -> float:
-    """The same with ``concurrent`` runs in one process, each on its own CUDA stream, stepped in turn.
-
-    This counts steps only: 12 Conv-4 runs on an H200 make 528 runs an hour, against 475 in processes. ``reproduce``
-    still uses processes, since whole runs as 12 threads, each on a stream, lost the device within seconds, and a
-    process that fails leaves the others alone.
-    """
-    recipe = find(name)
-    data = material(recipe)
-    share_device(concurrent)
-    engines = [Engine(recipe, data, seed=seed, device=device) for seed in range(concurrent)]
-    share_device(1)
-    lanes = [torch.cuda.Stream(device) for _ in engines]  # type: ignore[no-untyped-call]
-
-    def turns(count: int) -> None:
-        for engine, lane in zip(engines, lanes, strict=True):
-            with torch.cuda.stream(lane):
-                engine.begin(0)
-        for _ in range(count):
-            for engine, lane in zip(engines, lanes, strict=True):
-                with torch.cuda.stream(lane):
-                    engine.step()
-        torch.cuda.synchronize(device)
-
-    turns(WARM_UP)
-    began, steps = time.perf_counter(), 0
-    while time.perf_counter() - began < seconds:
-        turns(engines[0].steps)
-        steps += concurrent * engines[0].steps
-    return 3600 * steps / (time.perf_counter() - began) / _steps_of_run(recipe)
+    return float(3600 * sum(rates) / run_steps(find(name)))
 
 
 def epoch_seconds(recipe: Recipe, data: ImageSet | MatchedSet, device: torch.device) -> float:
@@ -267,9 +228,8 @@ def run(
         row["epoch_seconds"] = times.pop(None)
         if methods:
             row["methods"] = times
-        for key, rate in (("runs_per_hour", runs_per_hour), ("runs_per_hour_on_streams", streams_per_hour)):
-            if concurrent and (rate is runs_per_hour or device.type == "cuda"):
-                row[key] = {n: rate(RECIPES[encoder], device, n, seconds) for n in concurrent}
+        if concurrent:
+            row["runs_per_hour"] = {n: runs_per_hour(RECIPES[encoder], device, n, seconds) for n in concurrent}
         record["encoders"][encoder] = row
     _show(console, record)
     (out / "bench-step.json").write_text(json.dumps(record, indent=1) + "\n")
@@ -291,14 +251,9 @@ def _show(console: Console, record: dict[str, Any]) -> None:
         if "methods" in row:
             times = ", ".join(f"{find(name).method.name} {seconds:.2f} s" for name, seconds in row["methods"].items())
             console.print(f"{encoder}, an epoch of other methods: {times or 'there are none'}")
-        for key, where in (
-            ("runs_per_hour", "in processes"),
-            ("runs_per_hour_on_streams", "on streams of one process"),
-        ):
-            if key in row:
-                rates = ", ".join(f"{n} at once: {rate:.1f}" for n, rate in row[key].items())
-                epochs = find(row["recipe"]).epochs
-                console.print(f"{encoder}, runs of {epochs} epochs an hour, {where}: {rates}")
+        if "runs_per_hour" in row:
+            rates = ", ".join(f"{n} at once: {rate:.1f}" for n, rate in row["runs_per_hour"].items())
+            console.print(f"{encoder}, runs of {find(row['recipe']).epochs} epochs an hour: {rates}")
 
 
 def _others(recipe: Recipe) -> list[tuple[str, Recipe]]:

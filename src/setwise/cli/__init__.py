@@ -57,7 +57,18 @@ def main(args: list[str] | None = None) -> None:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without a letter gets "?", not a traceback
     try:
-        _run(sys.argv[1:] if args is None else args)
+        args = sys.argv[1:] if args is None else args
+        if args and args[0] in ABOUT:  # their options depend on the recipe
+            train(args[0], args[1:])
+        elif args == ["--version"]:
+            print(f"setwise {__version__}")
+        else:
+            _check_command(args)
+            words, option = [], ""
+            for word in args:
+                option = word if word.startswith("--") else option
+                words += word.split(",") if option in LISTS else [word]
+            app_of(COMMANDS).cli(prog="setwise", description=START, args=words)
     except BrokenPipeError:
         pass
     except (KeyboardInterrupt, OSError, ValueError, ImportError, RuntimeError) as error:
@@ -70,19 +81,6 @@ def main(args: list[str] | None = None) -> None:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
                 if not isinstance(error, BrokenPipeError):
                     sys.exit(f"setwise: expected to write to {stream.name}, got: {error.strerror}")
-
-
-def _run(args: list[str]) -> None:
-    if args == ["--version"]:
-        return print(f"setwise {__version__}")
-    _check_command(args)
-    if args and args[0] in ABOUT:  # their options depend on the recipe
-        return train(args[0], args[1:])
-    words, option = [], ""
-    for word in args:
-        option = word if word.startswith("--") else option
-        words += word.split(",") if option in LISTS else [word]
-    app_of(COMMANDS).cli(prog="setwise", description=START, args=words)
 
 
 def app_of(commands: Mapping[str, Command | Mapping[str, Command]]) -> SubcommandApp:

@@ -16,7 +16,7 @@ def qare(
     encoder: Annotated[
         Literal["auto", "resnet32", "none"], tyro.conf.arg(help="below the head; none on a CPU, resnet32 on a GPU")
     ] = "auto",
-    out: Annotated[Path, tyro.conf.arg(help="folder for the JSON file and the plot")] = Path("out"),
+    out: Annotated[Path, tyro.conf.arg(help="folder for the JSON file and the page")] = Path("out"),
     seconds: Seconds = 2.0,
 ) -> None:
     """What QARe adds to a training iteration in time and memory, against the paper's dense way."""

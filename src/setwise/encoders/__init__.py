@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from inspect import signature
 
 from torch import nn
@@ -42,6 +44,18 @@ def create(name: str, *, channels: int = 3, image_size: tuple[int, int] | None =
             f"{type(encoder).__name__}; set self.features in it"
         )
     return encoder
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Eval mode inside the block; every module's own mode afterwards, also after an error."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
 
 
 def settled(encoder: Choice, image_size: tuple[int, int]) -> Choice:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from setwise.checks import check_count, check_option
 from setwise.data import ImageSet
+from setwise.encoders import evaluating
 from setwise.recipe import PRECISIONS
 from setwise.views import preset
 
@@ -57,18 +58,6 @@ def extract(
                 )
             chunks.append(features.float())
     return torch.cat(chunks)
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode inside the block; every module's own mode afterwards, also after an error."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 @contextmanager

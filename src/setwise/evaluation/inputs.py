@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from setwise.checks import check_count
+from setwise.checks import check_count, check_same_kind
 
 DTYPES = (torch.float32, torch.float64)  # less than float32 is for encoders, not for what is fitted to their features
 
@@ -21,11 +21,7 @@ def check_splits(train_x: Tensor, train_y: Tensor, test_x: Tensor, test_y: Tenso
             f"expected test_x of shape (M, {train_x.shape[1]}) like train_x, got {tuple(test_x.shape)}; "
             "both come from one encoder"
         )
-    if (test_x.dtype, test_x.device) != (train_x.dtype, train_x.device):
-        raise ValueError(
-            f"expected test_x of {train_x.dtype} on {train_x.device} like train_x, "
-            f"got {test_x.dtype} on {test_x.device}"
-        )
+    check_same_kind(test_x, "test_x", train_x, "train_x")
 
 
 def _check_features(x: Tensor, name: str) -> None:

@@ -75,7 +75,7 @@ def eigh(a: Tensor, *, quick: bool = False) -> tuple[Tensor, Tensor]:
         raise ValueError(f"expected a to be square, of shape (..., N, N), got {tuple(a.shape)}")
     a = a.detach()
     n = a.shape[-1]
-    if usable(a, torch.float32) and n <= LARGEST:
+    if a.is_cuda and n <= LARGEST and usable(a, torch.float32):
         kernel = _kernel(n, a.device)
         if kernel is not None:
             values, vectors = kernel(a.reshape(-1, n, n).contiguous())

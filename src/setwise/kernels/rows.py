@@ -28,7 +28,7 @@ def unit_rows(z: Tensor, append: float | None = None) -> tuple[Tensor, Tensor]:
     We divide each row by its largest entry first, so that no square over- or underflows. A zero row stays zero; NaN
     stays NaN.
     """
-    kernel = _kernel_for("unit_rows", z)
+    kernel = _kernel_for("unit_rows", z) if z.is_cuda else None
     if kernel is not None:
         z = z.contiguous()
         width = z.shape[-1]
@@ -55,7 +55,7 @@ def unit_rows_backward(grad: Tensor, out: Tensor, lengths: Tensor, width: int) -
 
     A row whose largest entry is below ``SHORTEST`` is treated as if it were ``SHORTEST``, so that nothing overflows.
     """
-    kernel = _kernel_for("unit_rows_backward", grad)
+    kernel = _kernel_for("unit_rows_backward", grad) if grad.is_cuda else None
     if kernel is not None:
         grad = grad.contiguous()
         rows, out_width = grad.numel() // grad.shape[-1], grad.shape[-1]
@@ -77,7 +77,7 @@ NOWHERE = -(2**30)  # a column that no row has
 
 def have_row_losses(theta: Tensor) -> bool:
     """Whether a kernel serves for ``row_losses``; losses.structured has its plain torch."""
-    return _kernel_for("row_losses", theta) is not None
+    return theta.is_cuda and _kernel_for("row_losses", theta) is not None
 
 
 def row_losses(
@@ -111,7 +111,7 @@ def spectra_product(values: Tensor, rest: Tensor, size: int, largest: bool) -> t
     # At most r copies of a set can have a partner that is not a copy.
     copies = min(size - r, r)
     beyond = size - r - copies
-    kernel = _kernel_for("spectra_product", values)
+    kernel = _kernel_for("spectra_product", values) if values.is_cuda else None
     if kernel is not None:
         values, rest = values.contiguous(), rest.contiguous()
         partners, rest_partners, product = torch.empty_like(values), torch.empty_like(rest), values.new_empty(())

@@ -32,7 +32,7 @@ from setwise.checks import check_matrix, check_overflow
 from setwise.losses.options import Reduction, Temperature, check_options, check_temperature, public, words_of
 from setwise.losses.parallel import Processes
 from setwise.losses.set_level import qare, quadratic_assignment_loss
-from setwise.losses.structured import all_losses, cross_losses, divide, scores_in_units, sides, structured_loss
+from setwise.losses.structured import all_losses, cross_losses, dense_scores, divide, structured_loss, take_margin
 from setwise.similarity import Similarity, full_precision
 
 __all__ = [
@@ -102,7 +102,9 @@ def score_assignment_loss(
     else:
         theta, off = theta * (1 / temperature), margin / temperature
     theta = check_overflow(theta, "scores / temperature").masked_fill(forbidden, -math.inf)
-    loss = structured_loss(theta, partner, mining, smoothing, off)
+    if off:
+        take_margin(theta, partner, off)
+    loss = structured_loss(theta, partner, mining, smoothing)
     return check_overflow(_reduce(loss, len(scores), reduction, temperature), "a loss")
 
 
@@ -136,9 +138,9 @@ def assignment_loss(
     """
     partner = torch.arange(len(z_a), device=z_a.device)
     losses = []
-    for x, y in sides(z_a, z_b, extra_negatives, symmetric, similarity):
-        theta, off, _ = scores_in_units(x, y, partner, similarity, temperature, margin)
-        losses.append(structured_loss(theta, partner, mining, smoothing, off).sum())
+    for anchors, others in [(z_a, z_b), (z_b, z_a)] if symmetric else [(z_a, z_b)]:
+        theta = dense_scores(anchors, others, extra_negatives, partner, similarity, temperature, margin)
+        losses.append(structured_loss(theta, partner, mining, smoothing).sum())
     return _reduce(torch.stack(losses).mean(), len(z_a), reduction, temperature)
 
 
@@ -294,8 +296,8 @@ def nt_logistic(
     """
     partner = torch.arange(len(z_a), device=z_a.device)
     losses = []
-    for x, y in sides(z_a, z_b, extra_negatives, symmetric, similarity):
-        logits, _, _ = scores_in_units(x, y, partner, similarity, temperature)
+    for anchors, others in [(z_a, z_b), (z_b, z_a)] if symmetric else [(z_a, z_b)]:
+        logits = dense_scores(anchors, others, extra_negatives, partner, similarity, temperature)
         losses.append(softplus(-logits.diagonal()))
         others = logits.masked_fill(torch.eye(*logits.shape, dtype=torch.bool, device=z_a.device), -math.inf)
         if others.shape[1] > 1:

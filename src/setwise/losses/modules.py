@@ -25,7 +25,7 @@ from setwise.checks import (
     see,
 )
 from setwise.losses import functional
-from setwise.losses.options import Reduction, Temperature, check_options, check_temperature, words_of
+from setwise.losses.options import Reduction, Temperature, check_options, check_temperature
 from setwise.losses.set_level import Spectrum, qare
 from setwise.similarity import SIMILARITIES, Similarity
 
@@ -64,7 +64,7 @@ class _Loss(nn.Module):
         """``given``: the options by name, among whatever else; a subclass gives its ``locals()``."""
         super().__init__()
         options = {name: given.get(name) for name in self.function.__wrapped__.__kwdefaults__}
-        check_options(options, words_of(self.function))
+        check_options(options, self.function.allowed)
         temperature = options.get("temperature")
         if isinstance(temperature, Tensor):
             options["temperature"] = None

@@ -46,6 +46,7 @@ def public(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
         check_temperature(every, z_a)
         return check_overflow(function(z_a, z_b, *extra, **options), "a loss")  # type: ignore[arg-type]
 
+    checked.allowed = allowed  # type: ignore[attr-defined] # for the modules
     return cast(Callable[P, Tensor], checked)
 
 

@@ -18,6 +18,7 @@ from setwise.assignment.quadratic import quadratic_objective, solve_quadratic
 from setwise.assignment.spectrum import (
     Bound,
     Compressed,
+    OrderedDot,
     compress_dense,
     compress_euclidean,
     compress_factor,
@@ -39,7 +40,6 @@ from setwise.similarity import (
     autocast_off,
     full_precision,
     intra_factor,
-    is_distance,
     pairwise,
     widest_precision,
 )
@@ -154,14 +154,14 @@ def qare(
         )
     divisor = {"n2": n**2, "n(n-1)": n * (n - 1), "none": 1}[normalization]
     if shift is None:
-        shift = 0.0 if is_distance(similarity) else 1.0
+        shift = 1.0 if similarity == "cosine" else 0.0
     lowrank = spectrum in ("auto", "lowrank") and clamp is None
     few = n <= z_a.shape[1] + 1  # items, for a factor to be smaller than the matrix
+    dtype = torch.promote_types(z_a.dtype, torch.float32)
     with autocast_off(z_a):
         if few and lowrank and similarity == "cosine" and bound == "eigenvalue" and not center and peers is None:
-            z_a, z_b = full_precision(z_a), full_precision(z_b)
-            return cosine_dot(z_a, z_b, shift, gap=reference == "truth", divisor=divisor)
-        z = full_precision(torch.stack([z_a, z_b]))
+            return cosine_dot(z_a.to(dtype), z_b.to(dtype), shift, reference == "truth", divisor)
+        z = torch.stack([z_a, z_b]).to(dtype)
         if center:
             z = _centred(z, peers)
         factor = intra_factor(z, similarity=similarity, shift=shift) if lowrank else None
@@ -178,7 +178,7 @@ def qare(
             matrices = pairwise(z, z, similarity=similarity)
             matrices = (matrices if clamp is None else matrices.clamp_min(clamp)) + shift
             value = _dense_term(matrices, similarity, bound, reference, k)
-        elif peers is not None and additive:
+        elif additive and (peers is not None or n - 1 > factor.rows.shape[-1]):
             value = _gram_term(factor.rows, n, reference, peers)
         elif n - 1 <= factor.rows.shape[-1]:  # too few items for the factor to be the smaller matrix
             value = _dense_term(factor.matrix(), similarity, bound, reference, None)
@@ -201,17 +201,21 @@ def _centred(z: Tensor, peers: Processes | None) -> Tensor:
     return torch.where(centred.abs().amax(-1, keepdim=True) > least, centred, 0).to(z.dtype)
 
 
-def _gram_term(rows: Tensor, n: int, reference: str, peers: Processes) -> Tensor:
-    """The eigenvalue bound for F F^T over processes, from F^T F alone: one sum of 2 r² numbers (3 r² with a reference).
+def _gram_term(rows: Tensor, n: int, reference: str, peers: Processes | None) -> Tensor:
+    """The eigenvalue bound for F F^T, from F^T F alone: over processes a sum of 2 r² numbers (3 r² with a reference).
 
-    Where N < r the Gram matrices have r - N zero eigenvalues too many; being the smallest of both, they meet.
+    Where N < r, as it may be over processes, the Gram matrices have r - N zero eigenvalues too many; being the smallest
+    of both, they meet.
     """
-    grams = gram(rows)
-    if reference == "truth":
-        grams = torch.cat([grams, (rows[0].mT @ rows[1])[None]])
-    grams = peers.total(grams)
-    value = ordered_dot(Compressed(grams[:2], rows.new_zeros(2), max(n, rows.shape[-1])), largest=True)
-    return value - grams[2].square().sum() if reference == "truth" else value
+    grams, cross = gram(rows), rows[0].mT @ rows[1] if reference == "truth" else None
+    if peers is not None and cross is not None:
+        sums = peers.total(torch.cat([grams, cross[None]]))
+        grams, cross = sums[:2], sums[2]
+    elif peers is not None:
+        grams = peers.total(grams)
+    size = max(n, rows.shape[-1])
+    value: Tensor = OrderedDot.apply(grams, rows.new_zeros(2), size, True)  # type: ignore[no-untyped-call]
+    return value if cross is None else value - cross.square().sum()
 
 
 def _dense_term(s: Tensor, similarity: Similarity, bound: Bound, reference: str, k: int | None) -> Tensor:
@@ -247,7 +251,7 @@ def _set_term(
     true: Tensor | None,
 ) -> Tensor:
     """The chosen bound on the quadratic term, as a loss: the smaller, the tighter."""
-    largest = true is not None or not is_distance(similarity)
+    largest = true is not None or similarity == "cosine"
     sign = 1 if largest else -1
     values = []
     if whole is not None:

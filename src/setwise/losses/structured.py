@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -61,16 +62,12 @@ class _RowLosses(torch.autograd.Function):
         return gradient * grad[:, None], None, None, None, None, None
 
 
-def structured_loss(theta: Tensor, partner: Tensor, mining: Mining, smoothing: Smoothing, margin: float) -> Tensor:
-    """Losses of rows [N] or of the whole assignment []; ``theta`` is the caller's to overwrite."""
-    if margin:
-        _take_margin(theta, partner, margin)
-    loss: Tensor = _FenchelYoung.apply(theta, partner, mining, smoothing)  # type: ignore[no-untyped-call]
-    return loss
+# Losses of rows [N] or of the whole assignment [], by (θ, partner, mining, smoothing).
+structured_loss: Callable[..., Tensor] = _FenchelYoung.apply
 
 
-def _take_margin(scores: Tensor, partner: Tensor, margin: float) -> None:
-    """S_m = S + m Y_gt on distances takes m off the scores of true pairs. A constant: no gradient to record."""
+def take_margin(scores: Tensor, partner: Tensor, margin: float) -> None:
+    """S_m = S + m Y_gt on distances: take m off the true pairs, in place. A constant: no gradient to record."""
     with torch.no_grad():
         scores.scatter_add_(1, partner[:, None], scores.new_full((len(scores), 1), -margin))
 
@@ -80,24 +77,27 @@ def divide(scores: Tensor, partner: Tensor, temperature: Tensor, margin: float, 
     if clamp is not None:
         scores = scores.clamp_min(clamp)
     if margin:
-        _take_margin(scores, partner, margin)
+        take_margin(scores, partner, margin)
     return scores / temperature
 
 
-def scores_in_units(
-    x: Tensor,
-    y: Tensor,
+def dense_scores(
+    anchors: Tensor,
+    others: Tensor,
+    extra: Tensor | None,
     partner: Tensor,
     similarity: Similarity,
     temperature: Temperature,
     margin: float = 0.0,
-    clamp: float | None = None,
-) -> tuple[Tensor, float, float | None]:
-    """θ of prepared rows, and the margin and the clamp that are left to apply to it, in its units."""
+) -> Tensor:
+    """θ of anchors [N, E] against the others and the extra negatives, with the margin taken off."""
+    x, y = prepare(anchors, others if extra is None else torch.cat([others, extra]), similarity=similarity)
     if isinstance(temperature, Tensor):
-        return divide(prepared_scores(x, y, similarity=similarity), partner, temperature, margin, clamp), 0.0, None
+        return divide(prepared_scores(x, y, similarity=similarity), partner, temperature, margin)
     theta = prepared_scores(x, y, similarity=similarity, scale=1 / temperature)
-    return theta, margin / temperature, None if clamp is None else clamp / temperature
+    if margin:
+        take_margin(theta, partner, margin / temperature)
+    return theta
 
 
 def row_losses(
@@ -133,7 +133,12 @@ def row_losses(
             for start in range(0, len(anchors), block_size)
         ]
         return torch.cat(parts)
-    theta, margin, clamp = scores_in_units(anchors, candidates, partner, similarity, temperature, margin, clamp)
+    if isinstance(temperature, Tensor):
+        scores = prepared_scores(anchors, candidates, similarity=similarity)
+        theta, margin, clamp = divide(scores, partner, temperature, margin, clamp), 0.0, None
+    else:
+        theta = prepared_scores(anchors, candidates, similarity=similarity, scale=1 / temperature)
+        margin, clamp = margin / temperature, None if clamp is None else clamp / temperature
     if smoothing != "none" and kernels.have_row_losses(theta):
         losses: Tensor = _RowLosses.apply(  # type: ignore[no-untyped-call]
             theta, partner, itself, smoothing == "sparse", margin, clamp
@@ -144,23 +149,9 @@ def row_losses(
     if itself is not None:
         with torch.no_grad():  # no gradient flows into an entry that is never chosen
             theta.diagonal(itself).fill_(-math.inf)
-    return structured_loss(theta, partner, "batch-hard", smoothing, margin)
-
-
-def sides(
-    z_a: Tensor,
-    z_b: Tensor,
-    extra: Tensor | None,
-    symmetric: bool,
-    similarity: Similarity,
-    processes: Processes | None = None,
-) -> list[tuple[Tensor, ...]]:
-    """Prepared anchors [N, E] and candidates [N + M, E] (of all processes) of each direction compared."""
-    pairs = []
-    for anchors, candidates in [(z_a, z_b), (z_b, z_a)] if symmetric else [(z_a, z_b)]:
-        others = candidates if processes is None else processes.gather(candidates)
-        pairs.append(prepare(anchors, others if extra is None else torch.cat([others, extra]), similarity=similarity))
-    return pairs
+    if margin:
+        take_margin(theta, partner, margin)
+    return structured_loss(theta, partner, "batch-hard", smoothing)
 
 
 def cross_losses(
@@ -183,7 +174,10 @@ def cross_losses(
         first = processes.rank * len(z_a)
     partner = torch.arange(first, first + z_a.shape[0], device=z_a.device)
     losses = []
-    for x, y in sides(z_a, z_b, extra, symmetric, similarity, processes):
+    for anchors, others in [(z_a, z_b), (z_b, z_a)] if symmetric else [(z_a, z_b)]:
+        candidates = others if processes is None else processes.gather(others)
+        candidates = candidates if extra is None else torch.cat([candidates, extra])
+        x, y = prepare(anchors, candidates, similarity=similarity)
         losses.append(row_losses(x, y, partner, None, similarity, smoothing, temperature, margin, clamp, block_size))
     every = torch.cat(losses)
     return every if processes is None else processes.gather(every)

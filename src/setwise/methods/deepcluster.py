@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 import setwise.register as register
 from setwise.checks import check_matrix
 from setwise.data import ImageSet
-from setwise.encoders import projection_head
+from setwise.encoders import evaluating, projection_head
 from setwise.losses.parallel import Processes
 from setwise.methods.kmeans import kmeans
 from setwise.methods.method import Batch, Method, Parts
@@ -117,14 +117,6 @@ class DeepCluster(Method):
         dtype = next(self.encoder.parameters()).dtype
         plain = preset("none", mean=self.views.mean, std=self.views.std)
         samples = torch.zeros(IMAGES, dtype=torch.int64, device=images.device)  # nothing is drawn
-        training = self.encoder.training
-        self.encoder.eval()
-        try:
-            return torch.cat(
-                [
-                    self.encoder(plain(part, samples=samples[: len(part)], seed=0, epoch=0).to(dtype))
-                    for part in torch.split(images, IMAGES)
-                ]
-            )
-        finally:
-            self.encoder.train(training)
+        with evaluating(self.encoder):
+            views = (plain(x, samples=samples[: len(x)], seed=0, epoch=0) for x in torch.split(images, IMAGES))
+            return torch.cat([self.encoder(x.to(dtype)) for x in views])

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 import setwise.register as register
+from setwise.encoders import evaluating
 from setwise.kernels import local_scores
 from setwise.kernels.views import BLOCKS
 from setwise.losses.parallel import Processes
@@ -137,10 +138,6 @@ def _reversed(x: Tensor) -> Tensor:
 @torch.no_grad()
 def _width(encoder: nn.Module, channels: int) -> int:
     """Channels of the first layer's feature map: those of a black image's."""
-    training = encoder.training
-    encoder.eval()  # BatchNorm's statistics stay as they are
-    try:
+    with evaluating(encoder):  # BatchNorm's statistics stay as they are
         black = next(encoder.parameters()).new_zeros(1, channels, 32, 32)
         return cast(TwoPartEncoder, encoder).first(black).shape[1]
-    finally:
-        encoder.train(training)

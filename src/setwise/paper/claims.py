@@ -151,8 +151,8 @@ def _weights_are_safe(groups: Sequence[Group]) -> Iterator[Answer]:
 
 def _support_is_sparse(groups: Sequence[Group]) -> Iterator[Answer]:
     for group in probed(groups):
-        last = last_look(group.plain("sparseclr"))
-        support, negatives = (by_seed(last[1] if last else {}, name) for name in ("support", "negatives"))
+        looks = last_look(group.plain("sparseclr"))[1]
+        support, negatives = (by_seed(looks, name) for name in ("support", "negatives"))
         if shares := [100 * value / negatives[seed] for seed, value in support.items() if negatives.get(seed)]:
             mean = mean_std(shares)
             yield Answer(group.setting, mean, "yes" if mean.mean < SPARSE else "no", "only a few")
@@ -160,8 +160,8 @@ def _support_is_sparse(groups: Sequence[Group]) -> Iterator[Answer]:
 
 def _false_negatives(groups: Sequence[Group]) -> Iterator[Answer]:
     for group in probed(groups):
-        looks = [last_look(group.plain(base)) for base in ("sparseclr", "simclr")]
-        sparse, dense = (by_seed(look[1] if look else {}, "same_class_weight") for look in looks)
+        looks = [last_look(group.plain(base))[1] for base in ("sparseclr", "simclr")]
+        sparse, dense = (by_seed(one, "same_class_weight") for one in looks)
         yield from _answer(group.setting, paired_difference(sparse, dense), "yes, on CIFAR-10")
 
 

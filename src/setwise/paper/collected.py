@@ -208,55 +208,62 @@ def groups(runs: Iterable[Run]) -> list[Group]:
         place = FORMS.index(form) if form in FORMS else -1
         return changed != "", kind != "matching", place, data, encoder, instances or 0, changed
 
-    return [_group(key, sorted_in[key]) for key in sorted(sorted_in, key=order)]
+    found = []
+    for kind, form, data, encoder, instances, changed in sorted(sorted_in, key=order):
+        members = sorted_in[kind, form, data, encoder, instances, changed]
+        if kind == "matching":
+            wanted = [(base, term) for base in MATCHING_LOSSES for term in TERMS]
+        else:
+            wanted = [(b, t) for b in METHODS for t in TERMS if (kind, form, data, encoder, b, t) in _PLACES]
+        rows, choices = [], []
+        for base, term in wanted:
+            mine = [run for run in members if (run.place.cell.base, run.place.cell.term) == (base, term)]
+            if kind == "matching" and term in OUR_TERMS:
+                row, said = _chosen(base, term, [run for run in mine if not run.place.loss])
+                rows.append(row)
+                choices += [(f"{word(base)} + {TERMS[term]}", said)] if said else []
+                mine = [run for run in mine if run.place.loss]
+            else:
+                usual = {run.seed: run for run in mine if run.place.usual}
+                rows.append(Row(base, term, usual, weight=next((run.place.weight for run in usual.values()), None)))
+            others: dict[tuple[str, float | None], dict[int, Run]] = {}
+            for run in mine:
+                if not run.place.usual:
+                    others.setdefault((run.place.loss, run.place.weight), {})[run.seed] = run
+            for loss, weight in sorted(others, key=lambda key: (key[0], -1.0 if key[1] is None else key[1])):
+                said = (" + " if loss and weight is not None else ", ") + word(loss) if loss else ""
+                said += f", weight {weight:g}" if weight is not None else ""
+                rows.append(Row(base, term, others[loss, weight], said, loss, weight))
+        if changed and kind != "matching":  # it answers its own question, so rows without runs are not missing
+            rows = [row for row in rows if row.runs]
+        names = _names(kind, form, data, encoder, instances, changed, members[0].recipe.data.validation)
+        found.append(Group(kind, form, data, encoder, changed, *names, tuple(rows), tuple(choices), tuple(members)))
+    return found
+
+
+def _names(
+    kind: str, form: str, data: str, encoder: str, instances: int | None, changed: str, validation: int
+) -> tuple[str, str]:
+    """The name of a group, for files, and its title."""
+    other = changed
+    if kind == "matching":
+        title = f"Matching, {word(data)}, {f'{instances:,}' if instances else 'all'} instances"
+        name = f"matching-{data}-{instances or 'all'}"
+    elif changed and validation:
+        title = f"Ablation, {word(data)}, {word(encoder)}, {form} form, {validation:,} validation images"
+        name = f"ablation-{form}-{data}-{encoder}"
+        other = changed.replace(f"validation {validation}", "").strip(", ")
+    else:
+        title = f"Linear probe, {word(data)}, {word(encoder)}, {form} form"
+        name = f"classification-{form}-{data}-{encoder}"
+    title += f" ({other})" if other else ""
+    name += f"-{changed}" if changed else ""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-"), title
 
 
 def probed(found: Sequence[Group]) -> list[Group]:
     """Those of linear probes on the test split."""
     return [group for group in found if group.kind == "classification" and not group.validation]
-
-
-def _group(key: tuple[Any, ...], runs: list[Run]) -> Group:
-    kind, form, data, encoder, instances, changed = key
-    if kind == "matching":
-        title = f"Matching, {word(data)}, {f'{instances:,}' if instances else 'all'} instances"
-        name = f"matching-{data}-{instances or 'all'}"
-        wanted = [(base, term) for base in MATCHING_LOSSES for term in TERMS]
-    else:
-        title = f"Linear probe, {word(data)}, {word(encoder)}, {form} form"
-        name = f"classification-{form}-{data}-{encoder}"
-        wanted = [(b, t) for b in METHODS for t in TERMS if (kind, form, data, encoder, b, t) in _PLACES]
-    rows, choices = [], []
-    for base, term in wanted:
-        mine = [run for run in runs if (run.place.cell.base, run.place.cell.term) == (base, term)]
-        if kind == "matching" and term in OUR_TERMS:
-            row, said = _chosen(base, term, [run for run in mine if not run.place.loss])
-            rows.append(row)
-            choices += [(f"{word(base)} + {TERMS[term]}", said)] if said else []
-            mine = [run for run in mine if run.place.loss]
-        else:
-            usual = {run.seed: run for run in mine if run.place.usual}
-            rows.append(Row(base, term, usual, weight=next((run.place.weight for run in usual.values()), None)))
-        others: dict[tuple[str, float | None], dict[int, Run]] = {}
-        for run in mine:
-            if not run.place.usual:
-                others.setdefault((run.place.loss, run.place.weight), {})[run.seed] = run
-        for loss, weight in sorted(others, key=lambda key: (key[0], -1.0 if key[1] is None else key[1])):
-            said = (" + " if loss and weight is not None else ", ") + word(loss) if loss else ""
-            said += f", weight {weight:g}" if weight is not None else ""
-            rows.append(Row(base, term, others[loss, weight], said, loss, weight))
-    if changed:
-        others_changed, validation = changed, runs[0].recipe.data.validation
-        if kind != "matching":  # it answers its own question, so rows without runs are not missing
-            rows = [row for row in rows if row.runs]
-        if kind != "matching" and validation:
-            title = f"Ablation, {word(data)}, {word(encoder)}, {form} form, {validation:,} validation images"
-            name = f"ablation-{form}-{data}-{encoder}"
-            others_changed = changed.replace(f"validation {validation}", "").strip(", ")
-        title += f" ({others_changed})" if others_changed else ""
-        name = f"{name}-{changed}"
-    name = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-    return Group(kind, form, data, encoder, changed, name, title, tuple(rows), tuple(choices), tuple(runs))
 
 
 def _chosen(base: str, term: str, runs: list[Run]) -> tuple[Row, str]:

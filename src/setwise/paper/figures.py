@@ -14,7 +14,7 @@ import torch
 from setwise.paper.collected import FEWEST, Group, Row
 from setwise.paper.numbers import MEMORY_ADDED, SAFE_WEIGHTS, TIME_ADDED, word
 from setwise.paper.spectra import ranks
-from setwise.records.record import read_json
+from setwise.records.record import read
 from setwise.records.statistics import PairedDifference, number, paired_difference
 from setwise.report.page import Page
 from setwise.report.tables import NOTE, Cell, Table, filled, shown
@@ -173,13 +173,14 @@ def timings(results: Path) -> tuple[list[Timing], list[str]]:
     timed, aside = [], []
     for path in sorted(results.glob("bench-qare*.json")):
         try:
-            timed.append(_timing(path.name, read_json(path)))
+            timed.append(timing_of(path.name, read(path, run=False)))
         except ValueError as error:
             aside.append(f"{path.name}: {str(error).replace(str(path), path.name)}")
     return timed, aside
 
 
-def _timing(file: str, record: Any) -> Timing:
+def timing_of(file: str, record: Any) -> Timing:
+    """What Figure 3 shows of a record."""
     if not isinstance(record, dict) or record.get("what") != "bench qare":
         raise ValueError("expected a record of `setwise bench qare`, got another file")
     rows = record.get("rows")

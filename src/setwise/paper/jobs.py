@@ -44,7 +44,7 @@ class Job:
         record = records.read(path)
         try:
             theirs, mine = flat(records.recipe_of(record).tree()), flat(self.recipe.tree())
-            records.final_numbers(record)
+            records.Run.of(path.name, record)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
         mine["data.source"] = plain_path(self.recipe.data.source)

@@ -14,12 +14,12 @@ from typing import Any
 from setwise.checks import see
 from setwise.paper.ablation import ablation_answer, ablation_table, is_ablation
 from setwise.paper.claims import claims, differences, lead, pictured, settings
-from setwise.paper.collected import Group, Run, collect, resumptions
+from setwise.paper.collected import Group, Run, collect, probed, resumptions
 from setwise.paper.collected import groups as sort_into_groups
 from setwise.paper.figures import Timing, cost_table, costs_onto, count, sweep_onto, sweep_table, sweeps, timings
 from setwise.paper.numbers import word
 from setwise.paper.spectra import looks_table, spectra_onto
-from setwise.paper.tables import changes_table, shown_by_changes, tables_of
+from setwise.paper.tables import changes_table, classification_table, matching_table, overview, shown_by_changes
 from setwise.records.run import mean_curve, pause_collection
 from setwise.records.statistics import number
 from setwise.report.page import Page
@@ -90,7 +90,9 @@ def make_page(groups: Sequence[Group], aside: Sequence[str], timed: Sequence[Tim
         page.heading("Setting by setting")
     put(differences(groups), settings(groups))
     more = [group for group in groups if not shown_by_changes(groups, group)]
-    if main := tables_of(more):
+    main = [matching_table(group) for group in more if group.kind == "matching"]
+    main += overview(more) + [classification_table(group) for group in probed(more)]
+    if main:
         page.heading("Tables")
         put(*main)
     if swept := [sweep for group in groups for sweep in sweeps(group)]:

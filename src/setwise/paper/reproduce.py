@@ -29,12 +29,13 @@ from setwise.locks import Taken, locked
 from setwise.paper.jobs import Job
 from setwise.paper.recipes import recipe
 from setwise.recipe import Recipe
-from setwise.records.record import read_json
+from setwise.records.record import read
 from setwise.runs import run_of
 from setwise.terminal import visible
 from setwise.training.checkpoint import remove_unfinished, write_text
 from setwise.training.errors import Interrupted, TrainingError, out_of_memory
 from setwise.training.loop import RunOptions, stopping_signals
+from setwise.training.schedule import batch_sizes
 
 # Training images of the data sets that recipes name, and how many times the pixels of CIFAR's they have.
 IMAGES = {"digits": (1297, 1), "cifar10": (50_000, 1), "cifar100": (50_000, 1), "tiny-imagenet": (100_000, 4)}
@@ -49,26 +50,27 @@ def estimate(jobs: Sequence[Job], results: Path) -> list[float | None]:
     measured: dict[tuple[str, str, int], float] = {}
     for path in sorted(results.glob("bench-step*.json")):
         with suppress(ValueError, KeyError, TypeError, AttributeError):  # another's file, or of another version
-            for row in read_json(path)["encoders"].values():
+            for row in read(path, run=False)["encoders"].values():
                 measured[_step(recipe(row["recipe"]))] = float(row["setwise_ms"])
                 for name, epoch in row.get("methods", {}).items():
                     it = recipe(name)
-                    measured[_step(it)] = 1e3 * float(epoch) / _steps(it, IMAGES[it.data.source][0])
+                    measured[_step(it)] = 1e3 * float(epoch) * it.epochs / run_steps(it)
 
     def seconds(it: Recipe) -> float | None:
         if not it.epochs:
             return 0.0
         if it.data.source not in IMAGES or _step(it) not in measured:
             return None
-        images, pixels = IMAGES[it.data.source]
-        images = split_sizes(it.data.instances or images)[0] if it.matched else images - it.data.validation
-        return pixels * it.epochs * _steps(it, images) * measured[_step(it)] / 1e3
+        return IMAGES[it.data.source][1] * run_steps(it) * measured[_step(it)] / 1e3
 
     return [seconds(job.recipe) for job in jobs]
 
 
-def _steps(it: Recipe, images: int) -> int:
-    return images // it.batch if it.drop_last else -(-images // it.batch)
+def run_steps(it: Recipe) -> int:
+    """Steps of a whole run of a recipe on data that ``IMAGES`` has; matching trains on a part of its instances."""
+    images = IMAGES[it.data.source][0]
+    samples = split_sizes(it.data.instances or images)[0] if it.matched else images - it.data.validation
+    return it.epochs * len(batch_sizes(samples, it.batch, drop_last=it.drop_last))
 
 
 def check_records(jobs: Sequence[Job], results: Path) -> None:
@@ -106,13 +108,12 @@ def _step(it: Recipe) -> tuple[str, str, int]:
 
 def work(
     jobs: Sequence[Job], results: Path, scratch: Path, device: torch.device, root: Path | None, forget: bool = False
-) -> list[str]:
-    """Make the runs that have no record and that no other worker is making; returns the failures, in words.
+) -> None:
+    """Make the runs that have no record and that no other worker is making.
 
     ``forget`` removes a run's folder (checkpoint, page) once its record is there; hundreds of runs fill a disk. A
     failure is written beside the record's place, so that other workers skip the run.
     """
-    failed = []
     for job in jobs:
         path = job.record(results)
         if path.exists() or _failure(path).exists():
@@ -123,13 +124,12 @@ def work(
                 if not path.exists() and not _failure(path).exists():  # another had it until just now
                     for unfinished in (path, _failure(path)):
                         remove_unfinished(unfinished)
-                    failed += _run(job, path, scratch, device, root, forget)
+                    _run(job, path, scratch, device, root, forget)
             _lock(path).unlink(missing_ok=True)
-    return failed
 
 
-def _run(job: Job, path: Path, scratch: Path, device: torch.device, root: Path | None, forget: bool) -> list[str]:
-    """Write the run's record to ``path``, or its failure beside it; returns the failure, in words."""
+def _run(job: Job, path: Path, scratch: Path, device: torch.device, root: Path | None, forget: bool) -> None:
+    """Write the run's record to ``path``, or its failure beside it."""
     began = time.perf_counter()
     who = _who(job)
     folder = scratch / job.name / job.variant / f"seed-{job.seed}"
@@ -150,9 +150,8 @@ def _run(job: Job, path: Path, scratch: Path, device: torch.device, root: Path |
         write_text(_failure(path), f"{words}\n")
         if "CUDA error" in str(error):  # this process cannot use the GPU any more
             raise
-        return [words]
-    print(f"{who}: {time.perf_counter() - began:.1f} s", flush=True)
-    return []
+    else:
+        print(f"{who}: {time.perf_counter() - began:.1f} s", flush=True)
 
 
 def _failure(record: Path) -> Path:

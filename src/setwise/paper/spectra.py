@@ -34,19 +34,18 @@ LOOKS = (
 )
 
 
-def last_look(row: Row) -> tuple[float, dict[int, Structure]] | None:
-    """The last epoch that every seed with looks reached, and each seed's values."""
-    found = {seed: looks for seed, run in row.runs.items() if (looks := run.structures)}
-    shared = set.intersection(*map(set, found.values())) if found else set()
-    if not shared:
-        return None
-    return max(shared), {seed: looks[max(shared)] for seed, looks in found.items()}
+def last_look(row: Row) -> tuple[float, dict[int, Structure]]:
+    """The last epoch that every seed with looks reached, and each seed's values; none of them if there is no such."""
+    looks = {seed: run.structures for seed, run in row.runs.items() if run.structures}
+    shared = set.intersection(*map(set, looks.values())) if looks else set()
+    epoch = max(shared, default=0.0)
+    return epoch, {seed: mine[epoch] for seed, mine in looks.items()} if shared else {}
 
 
 def ranks(row: Row) -> list[MeanStd | None]:
     """Effective ranks at the last look, over the seeds: of the similarities, and of the features."""
-    last = last_look(row)
-    return [mean_look(last[1] if last else {}, measure) for measure in ("effective_rank", "feature_rank")]
+    looks = last_look(row)[1]
+    return [mean_look(looks, measure) for measure in ("effective_rank", "feature_rank")]
 
 
 def by_seed(looks: Mapping[int, Structure], measure: str) -> dict[int, float]:
@@ -72,14 +71,12 @@ def looks_table(group: Group) -> Table | None:
     )
     measures = ("support", "negatives", "same_class_weight", "same_class", "effective_rank", "largest", "feature_rank")
     rows = []
-    for row in group.rows:
-        last = last_look(row) if group.validation or group.is_main(row) else None
-        if last is None:
-            continue
-        epoch, looks = last
-        support, negatives, *others = (mean_look(looks, measure) for measure in measures)
-        cells: list[Cell] = [row.label, len(looks), f"{epoch:g}", support]
-        rows.append([*cells, None if negatives is None else f"{negatives.mean:g}", *others])
+    for row in (row for row in group.rows if group.validation or group.is_main(row)):
+        epoch, looks = last_look(row)
+        if looks:
+            support, negatives, *others = (mean_look(looks, measure) for measure in measures)
+            cells: list[Cell] = [row.label, len(looks), f"{epoch:g}", support]
+            rows.append([*cells, None if negatives is None else f"{negatives.mean:g}", *others])
     caption = f"What the loss looks at: {group.setting}"
     return Table(f"structure-{group.name}", *filled(columns, rows), caption, LOOKS) if rows else None
 
@@ -102,8 +99,9 @@ def _pictures(page: Page, group: Group, base: str) -> None:
     rows = [row for row in group.rows if row.base == base and group.is_main(row)]
     spectra = {}
     for row in rows:
-        if (last := last_look(row)) is not None and (mean := mean_spectrum(last[1].values())):
-            spectra[f"{row.label}, epoch {last[0]:g}"] = [
+        epoch, looks = last_look(row)
+        if mean := mean_spectrum(looks.values()):
+            spectra[f"{row.label}, epoch {epoch:g}"] = [
                 (place, value) for place, value in enumerate(mean, start=1) if value > NOISE * mean[0]
             ]
     if spectra:
@@ -112,8 +110,8 @@ def _pictures(page: Page, group: Group, base: str) -> None:
     for name, measure in (("effective rank", "effective_rank"), ("largest eigenvalue", "largest")):
         series = {}
         for row in rows:
-            looks = [run.structures for run in row.runs.values() if run.structures]
-            values = [{epoch: getattr(one, measure) for epoch, one in those.items()} for those in looks]
+            runs = [run.structures for run in row.runs.values() if run.structures]
+            values = [{epoch: getattr(one, measure) for epoch, one in looks.items()} for looks in runs]
             if points := mean_curve({x: y for x, y in one.items() if y is not None} for one in values):
                 series[row.label] = points
         if series:
@@ -124,8 +122,8 @@ def _ranks(page: Page, group: Group, base: str) -> None:
     """Accuracy against effective rank: whether a flatter spectrum is what helps. From the plain loss, by weight."""
     series: dict[str, list[tuple[float, float]]] = {}
     for row in (row for row in group.rows if row.base == base):
-        last, mean = last_look(row), row.mean(group.measure[0])
-        if last is not None and mean is not None and (ranks := by_seed(last[1], "effective_rank")):
+        ranks, mean = by_seed(last_look(row)[1], "effective_rank"), row.mean(group.measure[0])
+        if ranks and mean is not None:
             label = word(row.loss) if row.loss else word(base)
             series.setdefault(label, []).append((round(fmean(ranks.values()), 1), round(mean.mean, 2)))
     plain = series.pop(word(base), None)

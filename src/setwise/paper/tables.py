@@ -97,12 +97,6 @@ def overview(groups: Sequence[Group]) -> list[Table]:
     return tables
 
 
-def tables_of(groups: Sequence[Group]) -> list[Table]:
-    """All tables, in the order of a report."""
-    matching = [matching_table(group) for group in groups if group.kind == "matching"]
-    return matching + overview(groups) + [classification_table(group) for group in probed(groups)]
-
-
 def changes_table(groups: Sequence[Group]) -> Table | None:
     """Changed recipes, each compared to the same recipe with fewer changes or none; None without any."""
     rows: list[list[Cell]] = []

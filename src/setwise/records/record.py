@@ -22,14 +22,12 @@ metrics.jsonl). "setwise run 1" had them too, with a row for each epoch; ``read`
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from setwise.recipe import Recipe, flat, upgrade
-from setwise.records.statistics import number
 from setwise.records.structure import columns_of_looks
 from setwise.training.checkpoint import Checkpoint, write_text
 from setwise.training.engine import Engine
@@ -39,7 +37,6 @@ FORMAT, FIRST_FORMAT = "setwise run 2", "setwise run 1"
 FILE = "record.json"
 LARGEST = 16 * 2**20  # bytes of a record that is read; one of 200 epochs has about 10 KiB
 DIGITS = 6
-SHARES = re.compile(r".*accuracy|rank\d+|mean_average_precision")  # final numbers that reports show in per cent
 PER_EPOCH = ("structure", "lr", "seconds", "images_per_second")  # of a history, not among a record's epochs
 
 
@@ -85,8 +82,12 @@ def write(path: Path, record: dict[str, Any]) -> None:
     write_text(path, text + "\n")
 
 
-def read_json(path: Path) -> Any:
-    """The content of a JSON file; ValueError for any other file. Pipes are not opened, huge files not read whole."""
+def read(path: Path, *, run: bool = True) -> Any:
+    """The record in a run's folder, or in a file, as if today's version had written it; ValueError for any other file.
+
+    With ``run`` false: the content of any JSON file. Pipes are not opened, huge files not read whole.
+    """
+    path = path / FILE if run and path.is_dir() else path
     try:
         if not path.is_file():
             raise ValueError("no plain file")
@@ -94,15 +95,11 @@ def read_json(path: Path) -> Any:
             data = file.read(LARGEST + 1)
         if len(data) > LARGEST:
             raise ValueError(f"a file of more than {LARGEST // 2**20} MiB")
-        return json.loads(data.decode())
+        record = json.loads(data.decode())
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"expected a record at {path}, got {error}") from error
-
-
-def read(path: Path) -> dict[str, Any]:
-    """The record in a run's folder, or in a file, as if today's version had written it."""
-    path = path / FILE if path.is_dir() else path
-    record = read_json(path)
+    if not run:
+        return record
     if not isinstance(record, dict) or record.get("format") not in (FORMAT, FIRST_FORMAT):
         raise ValueError(f"expected a record that setwise wrote at {path}, got another file")
     if record["format"] == FIRST_FORMAT:
@@ -116,21 +113,6 @@ def compact(folder: Path) -> int:
     for path in paths:
         write(path, read(path))
     return len(paths)
-
-
-def final_numbers(record: dict[str, Any]) -> dict[str, float]:
-    """A record's final numbers, shares in per cent; ValueError without any, or for an accuracy that cannot be one."""
-    final = record.get("final")
-    if not isinstance(final, dict) or not final:
-        raise ValueError("expected a run that was evaluated, got one without final numbers")
-    found = {}
-    for name, given in final.items():
-        value = number(given)
-        if name.endswith("accuracy") and given is not None and (value is None or not 0 <= value <= 1):
-            raise ValueError(f"expected {name} to be a share, from 0 to 1, got {str(given)[:40]}")
-        if value is not None:
-            found[name] = 100 * value if SHARES.fullmatch(name) else value
-    return found
 
 
 def recipe_of(record: dict[str, Any]) -> Recipe:

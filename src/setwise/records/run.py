@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,11 +13,12 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from setwise.recipe import Recipe
-from setwise.records.record import fields_from, final_numbers, read, recipe_from, recipe_text
-from setwise.records.statistics import numbers
+from setwise.records.record import fields_from, read, recipe_from, recipe_text
+from setwise.records.statistics import number, numbers
 from setwise.records.structure import Structure, read_structures
 
 R = TypeVar("R", bound="Run")
+SHARES = re.compile(r".*accuracy|rank\d+|mean_average_precision")  # final numbers that reports show in per cent
 
 
 @dataclass(frozen=True)
@@ -30,11 +32,20 @@ class Run:
 
     @classmethod
     def of(cls, path: str, record: dict[str, Any]) -> Self:
-        """The run of a record; ValueError if it was not evaluated, or has no recipe or seed."""
-        seed = record.get("seed")
+        """The run of a record; ValueError if it was not evaluated, has no recipe or seed, or an impossible accuracy."""
+        seed, final = record.get("seed"), record.get("final")
         if not isinstance(record.get("recipe"), dict) or isinstance(seed, bool) or not isinstance(seed, int):
             raise ValueError("expected a record with its recipe and its seed, got neither or one of them")
-        run = cls(path, record, seed, final_numbers(record))
+        if not isinstance(final, dict) or not final:
+            raise ValueError("expected a run that was evaluated, got one without final numbers")
+        found = {}
+        for name, given in final.items():
+            value = number(given)
+            if name.endswith("accuracy") and given is not None and (value is None or not 0 <= value <= 1):
+                raise ValueError(f"expected {name} to be a share, from 0 to 1, got {str(given)[:40]}")
+            if value is not None:
+                found[name] = 100 * value if SHARES.fullmatch(name) else value
+        run = cls(path, record, seed, found)
         run.check()
         return run
 

@@ -70,7 +70,7 @@ def write_page(
     for title, embeddings in (("before training", before), ("after training", after)):
         a, b = (z[:SHOWN] for z in embeddings)
         page.picture(
-            _png(_matrices([pairwise(*pair, similarity="euclidean") for pair in ((a, b), (a, a), (b, b))])),
+            distances_picture((a, b), (a, a), (b, b)),
             alt=f"distances between A and B, within A, within B, {title}",
             caption=f"Distances {title} (dark is close): between A and B, within A, within B; "
             f"the first {len(a)} identities. Equal structures are what set-level terms ask for.",
@@ -94,11 +94,12 @@ def _grid(rows: list[Tensor]) -> Tensor:
     return torch.cat(groups, 2)
 
 
-def _matrices(matrices: list[Tensor]) -> Tensor:
-    """Matrices as grey pictures on one scale, side by side."""
+def distances_picture(*sets: tuple[Tensor, Tensor]) -> bytes:
+    """The distances between the rows of each two sets as grey matrices on one scale, side by side: a PNG file."""
+    matrices = [pairwise(*pair, similarity="euclidean") for pair in sets]
     top = max(float(m.max()) for m in matrices) or 1.0
     pictures = [(m / top * 255).clamp(0, 255).to(torch.uint8)[None].expand(3, -1, -1) for m in matrices]
-    return torch.cat([pad(_enlarged(x, MATRIX_SCALE), (0, GAP), value=255) for x in pictures], 2)
+    return _png(torch.cat([pad(_enlarged(x, MATRIX_SCALE), (0, GAP), value=255) for x in pictures], 2))
 
 
 def _enlarged(image: Tensor, scale: int) -> Tensor:

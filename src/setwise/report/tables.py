@@ -45,7 +45,14 @@ class Table:
         file = io.StringIO()
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow([f"{self.columns[i]}{part}" for i, part in places])
-        writer.writerows([_value(row[i], part) for i, part in places] for row in self.rows)
+        for row in self.rows:
+            values: list[object] = []
+            for i, part in places:
+                if isinstance(row[i], MeanStd | PairedDifference):
+                    values.append(getattr(row[i], part.strip() or "mean", None))  # a mean has no bounds
+                else:
+                    values.append(None if part else row[i])
+            writer.writerow(values)
         return file.getvalue()
 
     def onto(self, page: Page) -> None:
@@ -100,12 +107,6 @@ def _parts(cells: Sequence[Cell]) -> tuple[str, ...]:
     means = (" std",) if any(isinstance(cell, MeanStd) for cell in cells) else ()
     bounds = (" low", " high") if any(isinstance(cell, PairedDifference) for cell in cells) else ()
     return ("", *means, *bounds, " n") if means or bounds else ("",)
-
-
-def _value(cell: Cell, part: str) -> object:
-    if isinstance(cell, MeanStd | PairedDifference):
-        return getattr(cell, part.strip() or "mean", None)  # a difference has no std, a mean no bounds
-    return cell if not part else None
 
 
 def _plain(words: str) -> str:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from setwise.assignment.smoothing import row_maximum
 from setwise.data import ImageSet
+from setwise.encoders import evaluating
 from setwise.losses.modules import InfoNCE, NTXent, SetContrastive, SparseCLR
 from setwise.methods import Contrastive
 from setwise.records.structure import effective_rank
@@ -41,14 +42,10 @@ def structure(engine: Engine, method: Contrastive) -> dict[str, Any]:
     samples = epoch_order(len(engine.data), seed=engine.seed, epoch=0)[:rows].to(engine.device)
     batch = engine.batch(samples)
     batch = replace(batch, epoch=torch.zeros_like(batch.epoch), dtype=torch.float32)
-    was = method.training
-    method.eval()
-    try:
+    with evaluating(method):
         images = batch.view(method.views, count=2).to(next(method.parameters()).dtype)
         h = method.encoder(images)
         z, h = method.head(h).cpu().double(), h.cpu().double()
-    finally:
-        method.train(was)
     z_a, z_b = z.chunk(2)
     found: dict[str, Any] = {"rows": rows, "eigenvalues": [eigenvalues(z_a), eigenvalues(z_b)]}
     # Of the encoder's features, which are what is tested; about their mean, since behind a ReLU that is most of them.

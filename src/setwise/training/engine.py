@@ -105,6 +105,7 @@ class Engine:
                 group["lr"] = self._own_rates[-1][0]
         rate = {"lr": self._rate}  # a tensor, which the step itself sets
         self.optimizer = register.optimizer[recipe.optimizer.name].make(groups, **recipe.optimizer.options | rate)
+        self._parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         self._moves = type(method).after_step is not Method.after_step  # needless counting takes 1 % of a small step
         self._graphs: dict[int, Callable[[], None]] = {}  # captured steps by their batch size
         if recipe.epochs:
@@ -200,7 +201,7 @@ class Engine:
     def tensors(self) -> dict[str, Tensor]:
         """All that a run has learnt and counted, by name; what ``restore`` takes."""
         found = {f"model.{name}": x for name, x in self.method.state_dict().items()}
-        for i, state in enumerate(self.optimizer.state[p] for p in self._parameters()):
+        for i, state in enumerate(self.optimizer.state[p] for p in self._parameters):
             found |= {f"optimizer.{i}.{name}": x for name, x in state.items() if isinstance(x, Tensor)}
         found |= {f"kept.{name}": x for name, x in self.kept.items()}
         return found | {f"total.{name}": x for name, x in self._totals.items()}
@@ -235,9 +236,6 @@ class Engine:
     def _zero(self) -> Tensor:
         return torch.zeros((), dtype=torch.float64, device=self.device)
 
-    def _parameters(self) -> list[nn.Parameter]:
-        return [p for group in self.optimizer.param_groups for p in group["params"]]
-
     def _batch_sizes(self, data: ImageSet | MatchedSet) -> list[int]:
         """The sizes of an epoch's batches; an error if there is nothing to train on."""
         batch, drop_last, many = self.recipe.batch, self.recipe.drop_last, self.processes.size
@@ -259,7 +257,7 @@ class Engine:
     def _prepare(self, capture: bool) -> None:
         """Let the optimiser make its state, capture the graphs, and undo what both did to weights and state."""
         before = {name: x.clone() for name, x in self.method.state_dict().items()}
-        for parameter in self._parameters():
+        for parameter in self._parameters:
             parameter.grad = torch.zeros_like(parameter)
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -269,7 +267,7 @@ class Engine:
                 self._graphs[rows] = self._captured(rows, pool)
         for name, x in self.method.state_dict().items():
             x.copy_(before[name])
-        for parameter in self._parameters():
+        for parameter in self._parameters:
             for x in self.optimizer.state[parameter].values():
                 if isinstance(x, Tensor):
                     x.zero_()  # SGD: a momentum of 0 is what its first step starts from

@@ -49,14 +49,12 @@ def stopping_signals() -> list[int]:
 class _Signals:
     """SIGINT, SIGTERM and SIGHUP as something to look at between steps; another one, later, is obeyed at once."""
 
-    def __init__(self) -> None:
-        self.seen = 0
-        self._when = 0.0
-        self._old: dict[int, Any] = {}
+    seen = 0
+    _when = 0.0
 
     def __enter__(self) -> _Signals:
-        if threading.current_thread() is threading.main_thread():  # elsewhere their owner has them
-            self._old = {number: signal.signal(number, self._note) for number in stopping_signals()}
+        ours = threading.current_thread() is threading.main_thread()  # elsewhere their owner has them
+        self._old = {number: signal.signal(number, self._note) for number in stopping_signals()} if ours else {}
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -104,13 +102,14 @@ def train(
     """
     check_number(how.checkpoint_seconds, "checkpoint_seconds", least=0)
     height, width = data.images.shape[2:]
-    recipe = replace(recipe, encoder=settled(recipe.encoder, (height, width)))
+    encoder_choice = settled(recipe.encoder, (height, width))
+    recipe = recipe if encoder_choice == recipe.encoder else replace(recipe, encoder=encoder_choice)
     path, first = folder / FILE, how.processes.first  # the first process writes
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder) if first else contextlib.nullcontext():
         if first:
             checkpoints.remove_unfinished(path)
-        earlier = _earlier_checkpoint(path, recipe, seed, about(data), how.resume)
+        earlier = _earlier_checkpoint(path, recipe, seed, data, how.resume) if path.exists() else None
         engine = Engine(recipe, data, seed=seed, device=how.device, processes=how.processes, capture=how.capture)
         if encoder is not None:
             if not isinstance(encoder, dict):
@@ -154,17 +153,21 @@ class _Run:
     signals: _Signals
     after_epoch: AfterEpoch | None
     resumptions: list[dict[str, Any]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.began, self.saved, self.looked = time.perf_counter(), time.monotonic(), 0.0
+    began: float = field(default_factory=lambda: time.perf_counter())
+    saved: float = field(default_factory=lambda: time.monotonic())
+    looked: float = 0.0
 
     def epoch(self, epoch: int, first: int) -> None:
         """One epoch, from its step ``first``."""
         engine, began = self.engine, time.perf_counter()
         engine.begin(epoch, first)
         for turn in range(first, engine.steps):
-            with _explained(engine):
+            try:
                 engine.step()
+            except (ValueError, RuntimeError) as error:
+                if (explained := _explained(error, engine, turn + 1)) is not None:
+                    raise explained from error
+                raise
             if turn + 1 == engine.steps:
                 break  # the epoch's metrics come first
             # Processes have to agree, and asking costs a message.
@@ -229,22 +232,18 @@ def _resumptions(earlier: Checkpoint | None, device: torch.device) -> list[dict[
     return before if before[-1] | here == before[-1] else [*before, {"epoch": earlier.epoch + 1, **here}]
 
 
-@contextlib.contextmanager
-def _explained(engine: Engine) -> Iterator[None]:
-    """Say where a step failed and what to do about it."""
-    where = f"epoch {engine.epoch + 1}, step {engine.step_in_epoch + 1} of {engine.steps}"
-    try:
-        yield
-    except ValueError as error:  # the losses look at their input where that is free
+def _explained(error: Exception, engine: Engine, step: int) -> TrainingError | None:
+    """Where a step failed and what to do about it; None for an error that says nothing to a user."""
+    where = f"epoch {engine.epoch + 1}, step {step} of {engine.steps}"
+    if isinstance(error, ValueError):  # the losses look at their input where that is free
         hint = "; what was written before is intact, a lower lr may help" if "finite" in str(error) else ""
-        raise TrainingError(f"{where}: {error}{hint}") from error
-    except RuntimeError as error:
-        if out_of_memory(error):
-            raise TrainingError(
-                f"{where}: out of memory ({str(error).splitlines()[0]}); what was written before is "
-                f"intact, a batch below {engine.recipe.batch} needs less, {see('how-to/errors#space')}"
-            ) from error
-        raise
+        return TrainingError(f"{where}: {error}{hint}")
+    if out_of_memory(error):
+        return TrainingError(
+            f"{where}: out of memory ({str(error).splitlines()[0]}); what was written before is "
+            f"intact, a batch below {engine.recipe.batch} needs less, {see('how-to/errors#space')}"
+        )
+    return None
 
 
 @contextlib.contextmanager
@@ -293,10 +292,8 @@ def _alike(theirs: object, mine: object) -> bool:
     return theirs == mine
 
 
-def _earlier_checkpoint(path: Path, recipe: Recipe, seed: int, data: dict[str, Any], resume: bool) -> Checkpoint | None:
+def _earlier_checkpoint(path: Path, recipe: Recipe, seed: int, data: ImageSet | MatchedSet, resume: bool) -> Checkpoint:
     """The checkpoint to go on from, checked to be of this run."""
-    if not path.exists():
-        return None
     if not resume:
         raise ValueError(
             f"expected no run in {path.parent}, got {path.name} there; "
@@ -315,5 +312,5 @@ def _earlier_checkpoint(path: Path, recipe: Recipe, seed: int, data: dict[str, A
             f"remove {path.parent} to begin anew, or give another place, {see('how-to/errors#resume')}"
         )
     advice = f"give another --out, {see('how-to/errors#resume')}"
-    check_same_data(earlier.data, data, f"the run in {path.parent} began with", advice)
+    check_same_data(earlier.data, about(data), f"the run in {path.parent} began with", advice)
     return earlier
