@@ -95,7 +95,7 @@ class Run:
 
 
 def pretrain(
-    data: Place | None = None,
+    data: Place | ImageSet | None = None,
     *,
     recipe: str | Recipe | Plan = DEFAULT,
     method: str | None = None,
@@ -115,26 +115,31 @@ def pretrain(
 ) -> Run:
     """Train by a recipe, evaluate, write the record. `setwise pretrain` and `setwise match` call this function.
 
-    ``data`` is a name or a path; ``recipe`` a name, a TOML file, or a ``Recipe``. ``changes`` are fields of the recipe
-    by their paths, as in {"objective.temperature": 0.2, "epochs": 20}; ``method``, ``encoder`` and ``terms`` (a weight
-    for each set-level term, instead of the recipe's) are those that people change most. ``out``: the run's folder,
-    runs/NAME/seed-N if none. ``loggers``: names, or tables such as {"name": "wandb", "project": "mine"}.
+    ``data`` is a name, a path, or an ``ImageSet`` (see ``sw.data.from_images``); ``recipe`` a name, a TOML file,
+    or a ``Recipe``. ``changes`` are fields of the recipe by their paths, as in {"objective.temperature": 0.2,
+    "epochs": 20}; ``method``, ``encoder`` and ``terms`` (a weight for each set-level term, instead of the recipe's) are
+    those that people change most. ``out``: the run's folder, runs/NAME/seed-N if none. ``loggers``: names, or tables
+    such as {"name": "wandb", "project": "mine"}.
 
     Examples:
         >>> run = sw.pretrain("digits", terms={"qare": 0.5}, changes={"epochs": 1, "probe.epochs": 1}, out="runs/a")
         >>> run.embed(sw.data.load("digits", split="test").images).shape
         torch.Size([500, 64])
     """
+    given = data if isinstance(data, ImageSet) else None
+    source = f"python:{data.name}" if isinstance(data, ImageSet) else data
     wanted = dict(changes or {}) | {
         path: os.fspath(value)
-        for path, value in (("data.source", data), ("method", method), ("encoder", encoder))
+        for path, value in (("data.source", source), ("method", method), ("encoder", encoder))
         if value is not None
     }
     plan = recipe if isinstance(recipe, Plan) else compose(recipe, wanted, terms)
     for logger in loggers:
         Choice.read(register.logger, logger)  # an unknown one raises now
-    folder = Path("runs", plan.name, f"seed-{seed}") if out is None else Path(out)
     chosen, source = plan.recipe, plan.recipe.data.source
+    own = plan.name == DEFAULT and source not in register.data  # nothing but one's own images was named
+    name = Path(source).resolve().name.removeprefix("python:") if own else plan.name
+    folder = Path("runs", name, f"seed-{seed}") if out is None else Path(out)
     if source not in register.data and Path(source).is_dir():  # so that the run finds its data from other folders too
         chosen = chosen.changed({"data.source": os.path.abspath(source)})
     alone = not (dist.is_available() and dist.is_initialized())
@@ -151,7 +156,9 @@ def pretrain(
     )
     place = None if root is None else Path(root)
     try:
-        runs.run_of(chosen)(chosen, folder, name=plan.title, seed=seed, how=how, root=place, evaluate=evaluate)
+        runs.run_of(chosen)(
+            chosen, folder, name=plan.title, seed=seed, how=how, root=place, evaluate=evaluate, images=given
+        )
     finally:
         if alone:
             leave()

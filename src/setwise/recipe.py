@@ -19,10 +19,15 @@ import setwise.register as register
 from setwise.checks import check_number
 from setwise.losses.objective import Choice, Objective, build
 from setwise.losses.presets import objective_of
-from setwise.registry import Registry, convert, known, nearest
+from setwise.registry import Entry, Registry, convert, known, nearest
 
 Tree = dict[str, Any]  # tables within tables, as TOML and JSON have them
 PRECISIONS = ("float32", "bfloat16", "float64")
+
+
+def source_entry(source: str) -> Entry[Any]:
+    """The registered source of that name; of a path the one for folders of images."""
+    return register.data[source if source in register.data else "image-folder"]
 
 
 @dataclass(frozen=True)
@@ -44,12 +49,13 @@ class Data:
         own = {name: kind for name, kind in typing.get_type_hints(cls).items() if name != "options"}
         rest = {name: value for name, value in values.items() if name not in own}
         source = values.get("source", cls.source)
-        options = register.data[source].options if source in register.data else {}
+        entry = source_entry(source)
+        options = entry.options
         for name in rest:
             if name not in options:
                 raise ValueError(f"expected a field of data{known(name, {**own, **options})}")
         if options:
-            rest = register.data[source].fill(rest)
+            rest = entry.fill(rest)
         fields = {name: convert(values[name], kind, name) for name, kind in own.items() if name in values}
         return cls(**fields, options=rest)
 
@@ -333,8 +339,9 @@ def _set(tree: Tree, path: str, value: object) -> None:
         same = {name: kept[name] for name in ("weight", "terms") if name in kept}
         tree["objective"] = Objective.read({"loss": value} | same).tree()
     elif path == "data.source":  # fields of all sources stay, another source's options go
-        own = [one.name for one in fields(Data)]
-        same = {name: x for name, x in tree["data"].items() if name in own}
+        paths = all(source not in register.data for source in (value, tree["data"]["source"]))  # a folder that moved
+        kept = set(tree["data"]) if paths else {one.name for one in fields(Data)}
+        same = {name: x for name, x in tree["data"].items() if name in kept}
         tree["data"] = Data.read(same | {"source": value}).tree()
     elif (registry := _registry(path)) is not None:
         tree[part] = Choice.read(registry, {last: value}, last).tree(last)
@@ -360,10 +367,11 @@ def _whole_path(tree: Tree, typed: str) -> str:
     path = typed.replace("-", "_")
     if path in paths:
         return paths[path]
-    matches = sorted((one for one in paths if one.endswith(f".{path}")), key=lambda one: one.count("."))
+    ends = (one for one in paths if one.endswith(f".{path}"))
+    matches = sorted(ends, key=lambda one: (one.count("."), not one.startswith("data.")))  # --size is that of the data
     if not matches:
         raise UnknownField(typed, paths)
-    if len(matches) > 1 and matches[0].count(".") == matches[1].count("."):
+    if len(matches) > 1 and matches[0].count(".") == matches[1].count(".") and not matches[0].startswith("data."):
         raise ValueError(f"expected one field, got {typed!r}, which is {' or '.join(matches)}; give the whole path")
     return paths[matches[0]]
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import re
 import sys
 import types
 import typing
@@ -223,7 +224,8 @@ def convert(value: object, kind: Any, name: str) -> Any:
             except ValueError:
                 continue
     elif origin is tuple:
-        parts = value.split(",") if isinstance(value, str) else value
+        between = "[,x]" if set(inner) == {int} else ","  # a size is often written as 128x64
+        parts = re.split(between, value) if isinstance(value, str) else value
         if not isinstance(parts, (list, tuple)):
             raise ValueError(f"expected {name} to be a list, got {value!r}")
         kinds = inner[:1] * len(parts) if inner[1:] == (...,) else inner

@@ -199,7 +199,7 @@ def test_a_decoding_that_fails_leaves_no_cache(small_tiny, tmp_path):
     whole = path.read_bytes()
     path.write_bytes(whole[:500])
     for _ in range(2):
-        with pytest.raises(DataError, match=r"n03_3.JPEG to be a whole PNG or JPEG image, got OSError.*fetch"):
+        with pytest.raises(DataError, match=r"n03_3.JPEG to be a whole image, got OSError.*fetch"):
             sw.data.load(small_tiny, tmp_path / "root")
         assert [p.name for p in (tmp_path / "root" / ".decoded").iterdir() if p.is_dir()] == []
     path.write_bytes(whole)
@@ -327,14 +327,12 @@ def test_a_folder_of_images(pictures):
     assert torch.equal(val.images[0], pixels(pictures / "val" / "auk" / "0.png"))
 
 
-def test_images_are_resized_on_request_only(pictures):
+def test_images_are_resized_and_cropped(pictures):
     Image.new("L", (20, 5), 90).save(pictures / "train" / "crow" / "9.png")
-    with pytest.raises(DataError, match=r"9.png to be 10x14 \(height x width\) like the others, got 5x20"):
-        sw.data.load(pictures)
     found = sw.data.load(pictures, size=(8, 6))
     assert found.images.shape == (7, 3, 8, 6)
     with Image.open(pictures / "train" / "auk" / "0.png") as image:
-        expected = np.array(image.resize((6, 8), Image.Resampling.BILINEAR))
+        expected = np.array(image.resize((6, 8), Image.Resampling.BILINEAR, box=(3.25, 0, 10.75, 10)))
     assert np.array_equal(found.images[0].permute(1, 2, 0).numpy(), expected)
     assert (found.images[6] == 90).all()
     square = sw.data.load(pictures, size=(8, 8)).images
@@ -369,10 +367,10 @@ def test_a_class_of_which_nothing_is_read_is_refused(pictures, split):
     folder = pictures / split / "crow"
     for path in folder.iterdir():
         if path.suffix != ".txt":
-            path.rename(path.with_suffix(".webp"))
+            path.rename(path.with_suffix(".heic"))
     (folder / "LICENSE").write_text("")
     (folder / ".DS_Store").write_text("")
-    with pytest.raises(DataError, match=rf"files in .*{split}/crow, got only \(no ending\), .txt, .webp"):
+    with pytest.raises(DataError, match=rf"files in .*{split}/crow, got only \(no ending\), .heic, .txt"):
         sw.data.load(pictures, split=split)
     for path in folder.iterdir():
         path.unlink()
@@ -388,8 +386,7 @@ def test_a_class_of_which_nothing_is_read_is_refused(pictures, split):
 def test_the_other_split_is_of_the_size_of_train(pictures):
     for path in pictures.glob("val/*/*.*g"):
         Image.new("RGB", (16, 12)).save(path)
-    with pytest.raises(DataError, match=r"val/auk/0.png to be 10x14 .* like the others, got 12x16; resize"):
-        sw.data.load(pictures, split="test")
+    assert sw.data.load(pictures, split="test").images.shape == (4, 3, 10, 14)
     assert sw.data.load(pictures, split="test", size=(8, 8)).images.shape == (4, 3, 8, 8)
 
 
@@ -401,17 +398,7 @@ def test_pictures_beside_train_do_not_make_it_cuhk03(pictures, strays):
     assert sw.data.check("cuhk03", pictures).place is None
 
 
-def test_decompression_bombs_and_other_formats_are_refused(pictures, monkeypatch):
-    path = pictures / "train" / "auk" / "0.png"
+def test_decompression_bombs_are_refused(pictures, monkeypatch):
     monkeypatch.setattr(decode, "IMAGE_PIXELS", 139)
-    with pytest.raises(DataError, match="0.png to be a whole PNG or JPEG image, got .*14 x 10 pixels, more than 139"):
-        sw.data.load(pictures)
-    monkeypatch.undo()
-    Image.fromarray(np.full((10, 14), 40_000, np.uint16)).save(path)
-    with pytest.raises(DataError, match="0.png .* got ValueError: pixels of mode I;16, not eight bits a channel"):
-        sw.data.load(pictures)
-    out = io.BytesIO()
-    Image.new("RGB", (14, 10)).save(out, "BMP")
-    path.write_bytes(out.getvalue())
-    with pytest.raises(DataError, match="0.png to be a whole PNG or JPEG image, got UnidentifiedImageError"):
+    with pytest.raises(DataError, match="auk/0.png: 14 x 10 pixels, more than 139"):
         sw.data.load(pictures)

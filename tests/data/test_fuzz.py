@@ -20,7 +20,7 @@ import setwise as sw
 from setwise.data import DataError
 from setwise.data.fetching.archives import Writer, unpack
 from setwise.data.formats import cifar, tiny_imagenet
-from setwise.data.formats.decode import read_image
+from setwise.data.formats.decode import FORMATS, read_image
 
 FUZZ = settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 FEW = settings(FUZZ, max_examples=15)  # each of these starts a process
@@ -164,7 +164,7 @@ def picture(kind):
 
 
 @settings(FUZZ, max_examples=300)
-@given(mutated(picture("PNG")) | mutated(picture("JPEG")))
+@given(st.one_of([mutated(picture(kind)) for kind in FORMATS]))
 def test_images(box, raw):
     path = box() / "image.png"
     path.write_bytes(raw)

@@ -10,6 +10,8 @@ from setwise.cli.options import Root
 
 Name = Annotated[str, tyro.conf.Positional, tyro.conf.arg(help="as `setwise data list` shows it")]
 
+NameOrFolder = Annotated[str, tyro.conf.Positional, tyro.conf.arg(help="of `setwise data list`, or a folder of images")]
+
 
 def show_list(root: Root = None) -> None:
     """Which data sets there are, and which of them are here."""
@@ -31,8 +33,8 @@ def fetch(
     manage.fetch_and_tell(name, root, source, md5=md5, force=force)
 
 
-def check(name: Name, root: Root = None) -> None:
-    """Compare an installed data set with its checksums, count and measure it; exit status 1 if something is wrong."""
+def check(name: NameOrFolder, root: Root = None) -> None:
+    """Compare a data set with its checksums, or look at all images of a folder; exit status 1 if something is wrong."""
     import setwise.data.manage as manage
 
     if not manage.check_and_tell(name, root):

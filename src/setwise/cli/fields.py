@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import setwise.register as register
 from setwise.losses.objective import Objective, Term
-from setwise.recipe import CHOSEN, Data, Evaluation, Head, Probe, Recipe, flat
+from setwise.recipe import CHOSEN, Data, Evaluation, Head, Probe, Recipe, flat, source_entry
 from setwise.registry import Registry, words
 
 PLAIN = {  # fields that every recipe has
@@ -21,6 +21,9 @@ PLAIN = {  # fields that every recipe has
     "data.validation": "test on so many training images, kept apart, not on the test split",
     "data.instances": "for matching: how many images are halved",
     "data.split_seed": "which images are kept apart",
+    "data.size": "of the images: one number, or HEIGHTxWIDTH; none: from the files",
+    "data.skip_broken": "leave out files that cannot be read",
+    "data.follow_links": "read what links out of the folder lead to",
     "head.hidden": "width of the head's hidden layer",
     "head.out": "dimensions that the losses see",
     "evaluation.probe.epochs": "of the linear probe",
@@ -66,8 +69,7 @@ def _kinds(recipe: Recipe) -> dict[str, Any]:
     chosen: list[tuple[str, Registry[Any], str, str]] = [
         (part, registry, key, getattr(recipe, part).name) for part, (registry, key) in CHOSEN.items()
     ]
-    if recipe.data.source in register.data:
-        chosen.append(("data", register.data, "source", recipe.data.source))
+    chosen.append(("data", register.data, "source", source_entry(recipe.data.source).name))
     if recipe.objective is not None:
         kinds["objective.weight"] = typing.get_type_hints(Objective)["weight"]
         chosen.append(("objective", register.loss, "loss", recipe.objective.loss.name))

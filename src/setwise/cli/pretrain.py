@@ -38,7 +38,9 @@ class Options:
     recipe: Annotated[str, tyro.conf.arg(help="a name that `setwise recipes` knows, or a TOML file")] = ""
     seed: Annotated[int, tyro.conf.arg(help="of initial weights, order and views")] = 1
     use: Use = ()
-    out: Annotated[Path | None, tyro.conf.arg(help="the run's folder; runs/RECIPE/seed-N if none")] = None
+    out: Annotated[
+        Path | None, tyro.conf.arg(help="the run's folder; runs/RECIPE/seed-N or runs/FOLDER/seed-N if none")
+    ] = None
     root: Root = None
     device: Device = "auto"
     resume: Annotated[bool, tyro.conf.arg(help="go on with the run in that folder, if there is one")] = False

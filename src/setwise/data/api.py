@@ -35,6 +35,9 @@ class ImageSet:
     ``images`` uint8 [N, C, H, W], ``labels`` int64 [N] with values in ``range(len(classes))``. ``mean`` and ``std``
     [C] normalise images in [0, 1]: ``(images / 255 - mean) / std``; the defaults are for colour images of which nobody
     published any. ``images`` may be mapped from a file: writing to it changes the tensor, never the file.
+
+    Images without labels have no ``classes``, and the label -1. ``paths`` name the files, below their folder, where
+    there are any. ``notes`` say, for people, how the images were read.
     """
 
     name: str
@@ -44,17 +47,23 @@ class ImageSet:
     classes: tuple[str, ...]
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     std: tuple[float, ...] = (0.25, 0.25, 0.25)
+    paths: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Raise unless the parts fit together."""
         _check_images(self.images, self.mean, self.std)
         n = len(self.images)
+        if self.paths and len(self.paths) != n:
+            raise DataError(f"expected a path for each of {n} images, or none at all, got {len(self.paths)}")
         if self.labels.shape != (n,) or self.labels.dtype != torch.long:
             raise DataError(
                 f"expected labels int64 of shape ({n},), got {self.labels.dtype} {tuple(self.labels.shape)}"
             )
         low, high = (int(self.labels.min()), int(self.labels.max())) if n else (0, 0)
-        if n and not 0 <= low <= high < len(self.classes):
+        if n and not self.classes and (low, high) != (-1, -1):
+            raise DataError(f"expected labels of -1 for images without classes, got {low} to {high}")
+        if n and self.classes and not 0 <= low <= high < len(self.classes):
             raise DataError(f"expected labels from 0 to {len(self.classes) - 1}, got {low} to {high}")
 
     def __len__(self) -> int:
@@ -65,6 +74,11 @@ class ImageSet:
         """Name, split and sizes, not the pixels."""
         shape = "x".join(map(str, self.images.shape))
         return f"ImageSet({self.name!r}, split={self.split!r}, images={shape}, classes={len(self.classes)})"
+
+    def select(self, rows: Tensor, *, split: str) -> ImageSet:
+        """The images ``rows`` (int64 [n]) alone, with their labels and paths."""
+        paths = tuple(self.paths[i] for i in rows.tolist()) if self.paths else ()
+        return replace(self, split=split, images=self.images[rows], labels=self.labels[rows], paths=paths)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

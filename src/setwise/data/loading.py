@@ -11,6 +11,7 @@ import setwise.register as register
 from setwise.checks import check_option
 from setwise.data.api import PARTS, ImageSet, MatchedSet, matched_halves
 from setwise.data.formats import cuhk03, folder, recognise
+from setwise.data.formats.listing import test_split
 from setwise.data.root import root_of
 
 
@@ -27,10 +28,11 @@ def load(
     """One split of a data set: uint8 images [N, C, H, W], labels [N], class names, mean and std.
 
     ``name`` is a source of ``sw.register.data``, ours or yours, or a path to one of our data sets or to a folder of
-    images train/CLASS/*.png|jpg. Data sets are looked for in ``root`` ($SETWISE_DATA or ~/.cache/setwise), where
-    decoded images are kept too. ``split`` is "train" or "test"; some have "val" too. ``options`` are the source's own.
-    Two of them may be given by name: ``size`` of folders and CUHK-03 resizes to (height, width), or to one number for
-    both; ``boxes`` of CUHK-03 are "labeled" or "detected". ``seed`` splits a matched set, CUHK-03, by identity.
+    images, with or without labels and splits. Data sets are looked for in ``root`` ($SETWISE_DATA or
+    ~/.cache/setwise), where decoded images are kept too. ``split`` is "train" or "test"; some have "val" too.
+    ``options`` are the source's own. Two of them may be given by name: ``size`` of folders (whose images it crops too)
+    and CUHK-03 resizes to (height, width), or to one number for both; ``boxes`` of CUHK-03 are "labeled" or "detected".
+    ``seed`` splits a matched set, CUHK-03, by identity.
 
     Examples:
         >>> digits = sw.data.load("digits", split="test")
@@ -79,10 +81,13 @@ def load_matched(
 
 def halves_to_spare(name: str | os.PathLike[str]) -> bool:
     """Whether ``load_matched`` halves train images, and ``load`` has a test split that could be halved too."""
+    return _source(name)[0] != cuhk03.NAME and has_test_split(name)
+
+
+def has_test_split(name: str | os.PathLike[str]) -> bool:
+    """Whether ``load`` has a test split of its own: all sources have one, except folders without test or val."""
     source, path = _source(name)
-    if source == folder.NAME:
-        return path is not None and any((path / split).is_dir() for split in ("test", "val"))
-    return source != cuhk03.NAME
+    return source != folder.NAME or (path is not None and test_split(path) is not None)
 
 
 def _source(name: str | os.PathLike[str]) -> tuple[str, Path | None]:
@@ -108,6 +113,9 @@ def _read(
     source, path = _source(name)
     entry = register.data[source]
     where = {} if path is None else {"source_path": path}
+    if path is not None and source != folder.NAME:  # recipes have a folder's options for every path
+        unset = register.data[folder.NAME].options
+        options = {name: x for name, x in options.items() if name not in unset or x != unset[name].default}
     data = entry.make(root_of(root), split, **where, **entry.fill(options))
     if not isinstance(data, (ImageSet, MatchedSet)):
         raise ValueError(

@@ -16,6 +16,7 @@ from setwise.data.formats import PUBLISHED, cuhk03
 from setwise.data.installing import check, fetch
 from setwise.data.loading import load
 from setwise.data.root import root_of
+from setwise.data.survey import survey
 from setwise.terminal import visible
 
 
@@ -49,8 +50,14 @@ def fetch_and_tell(name: str, root: Path | None, source: str | None, *, md5: str
 
 
 def check_and_tell(name: str, root: Path | None) -> bool:
-    """Check a data set and print what is wrong, or what it holds; whether all is well."""
-    console, report = Console(markup=False, emoji=False), check(name, root)
+    """Check a data set, or a folder of images, and print what is wrong and what it holds; whether all is well."""
+    console = Console(markup=False, emoji=False)
+    if name not in register.data and Path(name).is_dir():
+        found = survey(name)
+        for line in found.lines():
+            console.print(visible(line), soft_wrap=True, highlight=False)
+        return not found.broken
+    report = check(name, root)
     for problem in report.problems:
         console.print(Text("wrong:", "red"), visible(problem), soft_wrap=True, highlight=False)
     if report.problems:

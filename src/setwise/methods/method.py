@@ -37,7 +37,7 @@ class Parts:
         self.recipe = recipe
         self.channels, *size = data.images.shape[1:]
         self.samples = len(data)
-        self.classes = len(data.classes) if isinstance(data, ImageSet) else 0
+        self._classes = len(data.classes) if isinstance(data, ImageSet) else 0
         self.encoder = create_encoder(
             recipe.encoder.name, channels=self.channels, image_size=(size[0], size[1]), **recipe.encoder.options
         )
@@ -49,6 +49,16 @@ class Parts:
                 f"{size[0]} x {size[1]}; --encoder resnet8 takes any"
             )
         self.views: Views = register.views[recipe.views.name].make(mean=data.mean, std=data.std, **recipe.views.options)
+
+    @property
+    def classes(self) -> int:
+        """How many classes the images have. Only methods that need labels ask."""
+        if not self._classes:
+            raise ValueError(
+                f"expected images with classes for method {self.recipe.method.name!r}, got none; contrastive methods "
+                "need no classes"
+            )
+        return self._classes
 
     def head(self, features: int | None = None) -> nn.Module:
         """The recipe's projection head, of the encoder's ``features`` or of so many."""

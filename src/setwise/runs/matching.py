@@ -112,8 +112,11 @@ def run_matching(
     how: RunOptions,
     root: Path | None = None,
     evaluate: bool = True,
+    images: ImageSet | None = None,
 ) -> dict[str, Any]:
     """Train, choose the epoch, match the test split both ways, write record and page; returns the record."""
+    if images is not None:
+        raise ValueError("expected the name or path of data for matching, got an ImageSet; save it as a folder")
     data, device = matching_data(recipe, root), how.device
 
     def after_epoch(engine: Engine, history: list[dict[str, Any]]) -> dict[str, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import sys
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 import setwise.records as records
-from setwise.checks import check_count
-from setwise.data import ImageSet, load
+from setwise.checks import check_count, see
+from setwise.data import ImageSet, has_test_split, load
 from setwise.encoders import create as create_by_name
 from setwise.evaluation.features import extract, frozen
 from setwise.evaluation.knn import knn_accuracy
@@ -22,11 +22,14 @@ from setwise.evaluation.probe import linear_probe
 from setwise.methods import Supervised
 from setwise.recipe import Recipe
 from setwise.runs import structure
+from setwise.runs.choices import choices
 from setwise.training import checkpoint as checkpoints
 from setwise.training.checkpoint import Checkpoint
 from setwise.training.loop import RunOptions, about, check_same_data, train
+from setwise.training.progress import print_line
 
 FINE_TUNING_EPOCHS = 30
+HELD_OUT = 0.1  # share of the images that are kept to test on where nobody set any apart
 
 
 def choose_device(name: str) -> torch.device:
@@ -46,22 +49,29 @@ def choose_device(name: str) -> torch.device:
 
 
 def splits(recipe: Recipe, root: Path | None) -> tuple[ImageSet, ImageSet]:
-    """The images to train on, and those to test on.
-
-    ``data.validation`` training images, drawn by ``split_seed``, replace the test split: for choosing between recipes.
-    """
+    """The images to train on, and those to test on."""
     data = recipe.data
     train_set = load(data.source, root, split="train", options=data.options)
-    if data.validation:
-        if data.validation >= len(train_set):
-            raise ValueError(f"expected validation below the {len(train_set)} images, got {data.validation}")
-        order = torch.randperm(len(train_set), generator=torch.Generator().manual_seed(data.split_seed), device="cpu")
-        kept, rest = order[: data.validation].sort().values, order[data.validation :].sort().values
-        return tuple(  # type: ignore[return-value]
-            replace(train_set, split=name, images=train_set.images[rows], labels=train_set.labels[rows])
-            for name, rows in (("train", rest), ("validation", kept))
-        )
-    return train_set, load(data.source, root, split="test", options=data.options)
+    return with_test(recipe, train_set, root, alone=not has_test_split(data.source))
+
+
+def with_test(recipe: Recipe, train_set: ImageSet, root: Path | None, *, alone: bool) -> tuple[ImageSet, ImageSet]:
+    """The training split, less what is held out of it, and the images to test on.
+
+    ``data.validation`` training images, drawn by ``split_seed``, replace the test split: for choosing between recipes.
+    Where there is no test split (``alone``), a tenth of the images is drawn in the same way.
+    """
+    data = recipe.data
+    held_out = alone and not data.validation
+    count = max(1, round(HELD_OUT * len(train_set))) if held_out else data.validation
+    if not count:
+        return train_set, load(data.source, root, split="test", options=data.options)
+    if count >= len(train_set):
+        raise ValueError(f"expected validation below the {len(train_set)} images, got {count}")
+    order = torch.randperm(len(train_set), generator=torch.Generator().manual_seed(data.split_seed), device="cpu")
+    rest, kept = order[count:].sort().values, order[:count].sort().values
+    kind = "held out" if held_out else "validation"
+    return train_set.select(rest, split="train"), train_set.select(kept, split=kind)
 
 
 def check_classes(train_set: ImageSet, test_set: ImageSet) -> None:
@@ -83,15 +93,24 @@ def pretrain(
     how: RunOptions,
     root: Path | None = None,
     evaluate: bool = True,
+    images: ImageSet | None = None,
 ) -> dict[str, Any]:
-    """Train by a recipe, probe the frozen encoder, write the record into the run's folder; returns the record."""
+    """Train by a recipe, probe the frozen encoder, write the record into the run's folder; returns the record.
+
+    ``images`` replace the recipe's source.
+    """
     test_set: ImageSet | None = None
-    if evaluate or recipe.data.validation:
-        train_set, test_set = splits(recipe, root)
-    else:  # there need not be any to test on
-        train_set = load(recipe.data.source, root, split="train", options=recipe.data.options)
+    data = recipe.data
+    train_set = load(data.source, root, split="train", options=data.options) if images is None else images
+    evaluate = evaluate and len(train_set.classes) > 1  # without classes there is nothing to probe
+    if evaluate or data.validation:  # else there need not be any to test on
+        alone = images is not None or not has_test_split(data.source)
+        train_set, test_set = with_test(recipe, train_set, root, alone=alone)
     if evaluate and test_set is not None:
         check_classes(train_set, test_set)
+    if how.processes.first and not how.quiet:
+        for line in choices(recipe, train_set, test_set, how.device):
+            print_line(line, sys.stdout)
     title, look = f"{name} seed {seed}", structure.after_epoch
     engine, last = train(recipe, train_set, folder, seed=seed, how=how, title=title, after_epoch=look)
     sizes = {"name": train_set.name, "train": len(train_set)} | ({"test": len(test_set)} if test_set else {})
@@ -186,6 +205,11 @@ def probe(
     encoder = encoder_of(found, path).to(device)
     recipe = found.recipe if data is None else found.recipe.changed({"data.source": data})
     train_set, test_set = splits(recipe, root)
+    if not train_set.classes:
+        raise ValueError(
+            f"expected images with classes to probe on, got none in {train_set.name}; give others by --data, "
+            + see("how-to/your-data#folder")
+        )
     check_classes(train_set, test_set)
     if data is None and not recipe.matched:  # which is trained on two views of others
         advice = "--data says which data to probe on"

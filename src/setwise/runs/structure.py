@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from setwise.assignment.smoothing import row_maximum
+from setwise.data import ImageSet
 from setwise.encoders import evaluating
 from setwise.losses.modules import InfoNCE, NTXent, SetContrastive, SparseCLR
 from setwise.methods import Contrastive
@@ -57,7 +58,9 @@ def structure(engine: Engine, method: Contrastive) -> dict[str, Any]:
             found["acted_on"] = [eigenvalues(x - x.mean(0) if center else x) for x in sets]
     weights = negative_weights(method.loss, z_a, z_b)
     if weights is not None:
-        found |= looked_at(*weights, batch.labels.cpu())
+        looked = looked_at(*weights, batch.labels.cpu())
+        labelled = not isinstance(engine.data, ImageSet) or engine.data.classes
+        found |= looked if labelled else {name: looked[name] for name in ("negatives", "support")}
     return found
 
 

@@ -21,10 +21,11 @@ NAME_BYTES = 255  # of one part of its path, the limit of common file systems
 PATH_PARTS = 32
 
 # Images
-IMAGE_FILE = 512 * 2**20  # bytes of a PNG or JPEG file
+IMAGE_FILE = 512 * 2**20  # bytes of an image file
 IMAGE_PIXELS = 2**28 // 3  # 256 MiB as RGB; where Pillow begins to warn
-# Deflate packs at most 1,032 bytes into one. A JPEG has at least one bit for a block of 8 x 8 pixels.
-PIXELS_PER_BYTE = {"PNG": 8 * 1032, "JPEG": 8 * 64}
+# Deflate packs at most 1,032 bytes into one. A JPEG has at least one bit for a block of 8 x 8 pixels, a GIF 12 bits for
+# 4,096 pixels, a BMP two bytes for 255. WebP and TIFF have no such bound; beyond this one nothing is in the picture.
+PIXELS_PER_BYTE = {"PNG": 8 * 1032, "JPEG": 8 * 64, "GIF": 2731, "BMP": 128, "WEBP": 2**15, "TIFF": 2**15}
 LARGEST_SIZE = 4096  # pixels of a side that images are resized to
 SET_BYTES = 64 * 2**30  # of all images of a split, decoded; nor more than the memory that is available
 

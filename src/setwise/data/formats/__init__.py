@@ -8,6 +8,7 @@ from setwise.checks import see
 from setwise.data.api import DataError
 from setwise.data.fetching.published import Published
 from setwise.data.formats import cifar, cuhk03, digits, folder, tiny_imagenet
+from setwise.data.formats.listing import has_images, has_train
 
 __all__ = ["PUBLISHED", "digits", "recognise"]
 
@@ -21,7 +22,7 @@ def recognise(path: Path) -> str:
     for name, published in PUBLISHED.items():
         if published.find(path):
             return name
-    if path.is_dir() and folder.is_folder(path):
+    if path.is_dir() and (has_train(path) or has_images(path)):
         return folder.NAME
     if path.is_file():
         raise DataError(
@@ -33,6 +34,6 @@ def recognise(path: Path) -> str:
             "give the path where it is now, by --data on the command line"
         )
     raise DataError(
-        f"expected CIFAR, tiny-ImageNet, CUHK-03 or train/CLASS/*.png|jpg at {path}, got none of them; "
+        f"expected CIFAR, tiny-ImageNet, CUHK-03 or a folder of images at {path}, got none of them; "
         + see("how-to/your-data#folder")
     )

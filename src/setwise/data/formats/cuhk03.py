@@ -21,13 +21,14 @@ from setwise.data.fetching.cache import cached
 from setwise.data.fetching.published import MB, Published
 from setwise.data.formats import cuhk03_mat
 from setwise.data.formats.decode import Size, height_and_width, is_image, read_images
-from setwise.data.formats.folder import is_folder
+from setwise.data.formats.listing import has_train
 
 NAME, MAT = "cuhk03", "cuhk-03.mat"
 IDENTITIES = 1467  # of the real set
 Boxes = Literal["labeled", "detected"]  # drawn by hand, or found by a detector
 SIZE = (128, 64)  # height, width
 PICTURE = re.compile(r"(?P<identity>.+)_0(?P<shot>[0-9])\.(jpg|jpeg|png)", re.IGNORECASE)
+SHOT = re.compile(r"_[0-9]{2}$")
 TOO_HIGH = re.compile(r".+_[1-9][0-9]")  # a shot, counted from 1 or for all cameras
 SHOTS_PER_VIEW = cuhk03_mat.SHOTS_PER_VIEW
 CONVERSION_LIMIT = cuhk03_mat.SECONDS
@@ -57,8 +58,9 @@ def _find(path: Path) -> Path | None:
     for place in (path / MAT, path / "cuhk03_release" / MAT):
         if place.is_file():
             return place
-    # One picture of such a name may lie beside train/CLASS/, too.
-    return path if path.is_dir() and _pictures(path) and not is_folder(path) else None
+    # One picture of such a name may lie beside train/CLASS/, or among other photos.
+    pictures = path.is_dir() and _pictures(path) and not has_train(path)
+    return path if pictures and all(SHOT.search(file.stem) for file in path.iterdir() if is_image(file)) else None
 
 
 def count_identities(path: Path, root: Path) -> tuple[int, int]:

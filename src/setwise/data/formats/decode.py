@@ -1,8 +1,13 @@
-"""Read PNG and JPEG files with Pillow. An error names the file and what is wrong with it."""
+"""Read images with Pillow: PNG, JPEG, WebP, GIF (the first frame), BMP, TIFF. An error names the file and the reason.
+
+Every image becomes RGB with eight bits a channel, upright as its EXIF tag says. Of sixteen bits the upper eight stay,
+as Pillow does it for colours. What is transparent lies on white.
+"""
 
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,12 +22,14 @@ from setwise.data.fetching.limits import IMAGE_FILE, IMAGE_PIXELS, LARGEST_SIZE,
 from setwise.data.progress import progress_bar
 
 Size = int | tuple[int, int]  # of both sides, or (height, width)
-SUFFIXES = (".png", ".jpg", ".jpeg")
-# Pillow's other readers are many, old, and not needed.
-FORMATS = ("PNG", "JPEG")
-# Eight bits a channel or fewer; Pillow would clip sixteen, not scale them.
-MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
-RESIZE = "resize the files, or in Python pass size=(height, width)"
+SUFFIXES = (".png", ".jpg", ".jpeg")  # of data sets by name
+# Of your own images. What counts is the content: a PNG may be called .jpg. Pillow's other readers are many, old, and
+# not needed.
+OWN_SUFFIXES = (*SUFFIXES, ".jpe", ".jfif", ".webp", ".gif", ".bmp", ".tif", ".tiff")
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
+MODES = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "CMYK", "YCbCr")  # eight bits a channel or fewer
+ORIENTATION, ON_ITS_SIDE = 0x0112, (5, 6, 7, 8)  # the EXIF tag, and its values that exchange height and width
+RESIZE = "give a smaller --size (size= in Python), such as 64 or 128x64 (height x width)"
 SHOW_PROGRESS_FROM = 2_000  # images; fewer take about a second
 
 
@@ -57,7 +64,7 @@ def _opened(path: Path) -> Iterator[Any]:
             pixels, length = image.width * image.height, os.fstat(file.fileno()).st_size
             if pixels > IMAGE_PIXELS:
                 raise ValueError(f"{image.width} x {image.height} pixels, more than {IMAGE_PIXELS:,}")
-            if pixels > length * PIXELS_PER_BYTE["PNG" if image.format == "PNG" else "JPEG"]:
+            if pixels > length * PIXELS_PER_BYTE[image.format if image.format in FORMATS else "JPEG"]:  # not "MPO"
                 raise ValueError(f"{image.width} x {image.height} pixels in {length:,} bytes, which cannot hold them")
             yield image
     except DataError:
@@ -66,22 +73,33 @@ def _opened(path: Path) -> Iterator[Any]:
         raise DataError(f"expected an image at {path}, got no such file; fetch the data set again") from error
     except Exception as error:  # Pillow's decoders raise a dozen unrelated types on damaged bytes.
         raise DataError(
-            f"expected {path} to be a whole PNG or JPEG image, got {type(error).__name__}: {error}; "
+            f"expected {path} to be a whole image, got {type(error).__name__}: {error}; "
             "replace the file or fetch the data set again"
         ) from error
 
 
-def to_array(image: Any, size: tuple[int, int] | None) -> npt.NDArray[np.uint8]:
-    """A Pillow image as RGB, uint8 [H, W, 3], resized (bilinear) to ``size`` = (height, width) if that differs."""
+def to_array(image: Any, size: tuple[int, int] | None, *, crop: bool = False) -> npt.NDArray[np.uint8]:
+    """A Pillow image as RGB, uint8 [H, W, 3], resized (bilinear) to ``size`` = (height, width) if that differs.
+
+    ``crop`` keeps its proportions: the largest part of that form around its centre is resized.
+    """
     from PIL import Image, ImageOps
 
-    if image.mode not in MODES:
-        raise ValueError(f"pixels of mode {image.mode}, not eight bits a channel")
+    if image.mode not in MODES and not image.mode.startswith("I;16"):
+        raise ValueError(f"pixels of mode {image.mode}, whose range is unknown; eight or sixteen bits can be read")
     ImageOps.exif_transpose(image, in_place=True)  # upright, as every viewer shows it
-    if image.mode != "RGB":
+    if image.mode.startswith("I;16"):
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        white = Image.new("RGB", image.size, "white")
+        white.paste(image, mask=image)
+        image = white
+    elif image.mode != "RGB":
         image = image.convert("RGB")
     if size is not None and image.size != size[::-1]:
-        image = image.resize(size[::-1], Image.Resampling.BILINEAR)
+        bilinear = Image.Resampling.BILINEAR
+        image = ImageOps.fit(image, size[::-1], bilinear) if crop else image.resize(size[::-1], bilinear)
     return np.asarray(image, np.uint8)
 
 
@@ -94,10 +112,10 @@ def read_images(paths: Sequence[Path], size: tuple[int, int] | None, *, exact: b
         raise DataError("expected at least one image, got none; nothing says how large they are")
     resize = None if exact else size
     if size is not None:
-        out = _room(len(paths), size[0] * size[1])
+        out = room(len(paths), size[0] * size[1])
     else:
         with _opened(paths[0]) as image:
-            out = _room(len(paths), image.width * image.height)  # before a pixel of them is decoded
+            out = room(len(paths), image.width * image.height)  # before a pixel of them is decoded
             size = to_array(image, None).shape[:2]
     out = out.reshape(len(paths), 3, *size)
     with progress_bar(shown=len(paths) >= SHOW_PROGRESS_FROM) as bar:
@@ -118,7 +136,68 @@ def read_images(paths: Sequence[Path], size: tuple[int, int] | None, *, exact: b
     return out
 
 
-def _room(count: int, pixels: int) -> npt.NDArray[np.uint8]:
+def image_size(path: Path) -> tuple[int, int]:
+    """Height and width of an image that stands upright, from its header."""
+    with _opened(path) as image:
+        width, height = image.size
+        # Pillow looks for a PNG's EXIF tag behind its pixels, and turns the size of a TIFF itself.
+        tagged = image.format not in ("PNG", "TIFF") or "exif" in image.info
+        on_its_side = tagged and image.getexif().get(ORIENTATION) in ON_ITS_SIDE
+    return (width, height) if on_its_side else (height, width)
+
+
+def format_and_size(path: Path) -> tuple[str, tuple[int, int]]:
+    """The format of an image by its content, its height and width; every pixel is decoded."""
+    with _opened(path) as image:
+        form = image.format
+        height, width, _ = to_array(image, None).shape
+    return form, (height, width)
+
+
+def fit_images(
+    paths: Sequence[Path], size: tuple[int, int]
+) -> tuple[npt.NDArray[np.uint8], list[int], list[tuple[Path, str]]]:
+    """All whole images as uint8 [N, 3, H, W], cropped and resized to ``size``.
+
+    Beside them: their places in ``paths``, and the broken ones with the reasons.
+    """
+    out = room(len(paths), size[0] * size[1]).reshape(len(paths), 3, *size)
+    whole: list[int] = []
+    broken: list[tuple[Path, str]] = []
+    with quiet_pillow(), progress_bar(shown=len(paths) >= SHOW_PROGRESS_FROM) as bar:
+        task = bar.add_task("decoding images", total=len(paths))
+        for k, path in enumerate(paths):
+            try:
+                with _opened(path) as image:
+                    out[len(whole)] = to_array(image, size, crop=True).transpose(2, 0, 1)
+                whole.append(k)
+            except DataError as error:
+                broken.append((path, reason(error)))
+            bar.advance(task)
+    return out[: len(whole)], whole, broken
+
+
+@contextmanager
+def quiet_pillow() -> Iterator[None]:
+    """No warnings of Pillow about files that it can read after all."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def reason(error: DataError) -> str:
+    """What is wrong with an image, in a few words, without its path."""
+    from PIL import UnidentifiedImageError
+
+    cause = error.__cause__
+    if isinstance(cause, UnidentifiedImageError):  # its own words have the path
+        return f"its content is none of {', '.join(FORMATS)}"
+    if isinstance(cause, OSError) and cause.strerror:
+        return cause.strerror
+    return str(error if cause is None else cause) or type(cause).__name__
+
+
+def room(count: int, pixels: int) -> npt.NDArray[np.uint8]:
     """Memory for RGB images [N, 3, pixels]; raises if there is not enough."""
     needed, most = 3 * count * pixels, set_bytes()
     limit = f"{most:,} bytes of memory"

@@ -1,97 +1,107 @@
-"""Any folder of images: train/CLASS/*.png|jpg|jpeg, and test/ or val/ of the same form."""
+"""Any folder of your own images: see listing.py for the layouts that are read, decode.py for the formats."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from statistics import median_low
 
 import torch
 
 import setwise.register as register
-from setwise.checks import check_option, see
+from setwise.checks import check_option
 from setwise.data.api import DataError, ImageSet
-from setwise.data.formats.decode import Size, height_and_width, is_image, read_image, read_images
+from setwise.data.formats.decode import Size, fit_images, height_and_width, image_size, quiet_pillow
+from setwise.data.formats.listing import SPLITS, Listing, list_split, one_line
 
 NAME = "image-folder"
-SPLITS = ("train", "test", "val")
+SIDES = (32, 64, 96, 128, 224)  # that images of mixed sizes may get
+KEPT_SIDE = 512  # images of one size stay as they are if no side is longer
+LISTED = 100  # broken files that a message names; `setwise data check` prints all
 
 
-def is_folder(folder: Path) -> bool:
-    """Whether ``folder`` has a train folder of class folders."""
-    train = folder / "train"
-    return train.is_dir() and any(path.is_dir() for path in train.iterdir())
+@register.data(NAME, about="Your own images in any folders: give the path in place of a name.")
+def image_folder(
+    root: Path,
+    split: str,
+    source_path: Path | None = None,
+    *,
+    size: Size | None = None,
+    skip_broken: bool = False,
+    follow_links: bool = False,
+) -> ImageSet:
+    """One split, in memory, as RGB, with the paths of its images; labels count the sorted class folders.
 
-
-@register.data(NAME, about="Your own images, train/CLASS/*.png|jpg: give the path of the folder in place of a name.")
-def image_folder(root: Path, split: str, source_path: Path | None = None, *, size: Size | None = None) -> ImageSet:
-    """One split, in memory, as RGB; labels count the sorted class folders of train.
-
-    ``split="test"`` takes val where there is no test folder. ``size`` resizes (bilinear); without it all images must be
-    of one size, that of train.
+    ``size`` is (height, width), or one number for both: each image is resized (bilinear) so that it covers that, and
+    what is beyond is cropped on both sides. Without it ``default_size`` of the training images counts. Broken files are
+    an error that lists them all, or left out by ``skip_broken``.
     """
     check_option(split, SPLITS, "split")
     if source_path is None:
         raise DataError(f"expected the path of a folder of images, got its kind, {NAME!r}; give the path instead")
-    folder = source_path
-    if split == "test" and not (folder / "test").is_dir():
-        split = "val"
-        if not (folder / "val").is_dir():
-            raise DataError(
-                f"expected a folder test or val in {folder}, one folder a class, got neither; without one, "
-                "--validation N keeps training images apart, --no-evaluate needs none, "
-                + see("how-to/your-data#folder")
-            )
-    train = _class_folders(folder / "train")
-    classes = tuple(path.name for path in train)
-    number = {name: k for k, name in enumerate(classes)}
-    paths: list[Path] = []
-    labels: list[int] = []
-    for place in _class_folders(folder / split):
-        if place.name not in number:
-            raise DataError(f"expected the classes of {folder / 'train'}, got {place.name!r} in {folder / split} too")
-        files = _images(place, empty=split != "train")
-        paths += files
-        labels += [number[place.name]] * len(files)
-    if not paths:
+    listing = list_split(source_path, split, follow_links=follow_links)
+    if size is not None:
+        shape, why = height_and_width(size), "as asked"
+    else:
+        train = listing if split == "train" else list_split(source_path, "train", follow_links=follow_links)
+        shape, why = default_size(train.paths)
+    images, whole, broken = fit_images(listing.paths, shape)
+    broken = sorted(listing.unusable + broken)
+    if broken and not (skip_broken and whole):
+        advice = "replace them, or leave them out by --skip-broken" if whole else "none is left"
         raise DataError(
-            f"expected images as {folder / split}/CLASS/*.png or *.jpg, got none; {see('how-to/your-data#folder')}"
+            f"expected whole images in {source_path}, got {len(broken):,} that cannot be read; {advice}:\n"
+            + _lines(listing, broken)
         )
-    shape = None if size is None else height_and_width(size)
-    of_train = shape is None and split != "train"
-    if of_train:
-        shape = read_image(_images(train[0])[0]).shape[:2]
     return ImageSet(
-        name=folder.name,
-        split=split,
-        images=torch.from_numpy(read_images(paths, shape, exact=of_train)),
-        labels=torch.tensor(labels, device="cpu"),
-        classes=classes,
+        name=source_path.name,
+        split=listing.split,
+        images=torch.from_numpy(images),
+        labels=torch.tensor([listing.labels[k] for k in whole], device="cpu"),
+        classes=listing.classes,
+        paths=tuple(listing.relative(listing.paths[k]) for k in whole),
+        notes=(f"{shape[0]}x{shape[1]} pixels (height x width), {why}", *_left_out(listing, broken)),
     )
 
 
-def _images(place: Path, *, empty: bool = False) -> list[Path]:
-    """The images of a class folder; ``empty`` allows one without any files. Folders within would be lost: an error."""
-    within = (path.relative_to(place) for path in place.glob("*/**/*") if is_image(path))
-    inner = next((path for path in within if not any(part.startswith(".") for part in path.parts)), None)
-    if inner is not None:
-        raise DataError(
-            f"expected the images of a class in {place} itself, got {inner} there; move such images up, or their "
-            f"folder beside the other classes, {see('how-to/your-data#folder')}"
-        )
-    if files := sorted(path for path in place.iterdir() if is_image(path)):
-        return files
-    others = [path for path in place.iterdir() if path.is_file() and not path.name.startswith(".")]
-    if empty and not others:
-        return []
-    endings = ", ".join(sorted({path.suffix or "(no ending)" for path in others}))
-    raise DataError(
-        f"expected .png, .jpg or .jpeg files in {place}, got {f'only {endings}' if others else 'no files'}; "
-        f"convert them, or move the folder away, {see('how-to/your-data#folder')}"
-    )
+def default_size(paths: Sequence[Path]) -> tuple[tuple[int, int], str]:
+    """Height and width for images of which nobody said any, and why.
+
+    Images of one size stay as they are, up to 512 pixels a side. Others become squares: the median of their shorter
+    sides, rounded down to 32, 64, 96, 128 or 224; below 32 it stays. Only headers are read.
+    """
+    sizes: list[tuple[int, int]] = []
+    with quiet_pillow():
+        for path in paths:
+            with suppress(DataError):  # it raises again when it is decoded
+                sizes.append(image_size(path))
+    return size_for(sizes)
 
 
-def _class_folders(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        raise DataError(
-            f"expected a folder {folder} with one folder a class, got none; {see('how-to/your-data#folder')}"
-        )
-    return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+def size_for(sizes: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], str]:
+    """The rule of ``default_size``."""
+    if len(set(sizes)) == 1 and max(sizes[0]) <= KEPT_SIDE:
+        return sizes[0], "as all of them are"
+    short = median_low([min(size) for size in sizes]) if sizes else SIDES[0]
+    side = max((side for side in SIDES if side <= short), default=short)
+    return (side, side), f"since the median of the shorter sides is {short}; --size changes it"
+
+
+def _left_out(listing: Listing, broken: Sequence[tuple[Path, str]]) -> list[str]:
+    """What was not read, for people."""
+    notes = []
+    if listing.others:
+        counts = ", ".join(f"{count:,} {ending}" for ending, count in sorted(listing.others.items()))
+        notes.append(f"left out, no images by their names: {counts}")
+    if listing.strays:
+        notes.append(f"left out, images beside the folders of the classes: {listing.strays:,}")
+    if broken:
+        notes.append(f"left out, broken: {len(broken):,}\n{_lines(listing, broken)}")
+    return notes
+
+
+def _lines(listing: Listing, broken: Sequence[tuple[Path, str]]) -> str:
+    lines = [f"  {one_line(listing.relative(path))}: {why}" for path, why in broken[:LISTED]]
+    more = [f"  and {len(broken) - LISTED:,} more; `setwise data check` lists all"] if len(broken) > LISTED else []
+    return "\n".join(lines + more)

@@ -1,0 +1,173 @@
+"""Which images lie in a folder, and what their places say of splits and classes. Nothing is opened here.
+
+photos/*.jpg                        no classes
+photos/a/*.jpg, photos/b/*.jpg      two or more folders, all images directly in them: classes
+photos/2024/05/*.jpg, ...           any other nesting: no classes
+photos/train/..., photos/test/...   splits (val in place of test); train/CLASS/*.jpg has classes, train/*.jpg none
+
+Hidden files and folders do not count.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from setwise.checks import see
+from setwise.data.api import DataError
+from setwise.data.fetching.limits import PATH_PARTS
+from setwise.data.formats.decode import OWN_SUFFIXES
+
+SPLITS = ("train", "test", "val")
+SEE = see("how-to/your-data#folder")
+
+
+@dataclass
+class Listing:
+    """The images of one split of ``folder``, in order, and what else lies there."""
+
+    folder: Path
+    split: str
+    paths: list[Path] = field(default_factory=list)
+    labels: list[int] = field(default_factory=list)  # -1 where there are no classes
+    classes: tuple[str, ...] = ()
+    unusable: list[tuple[Path, str]] = field(default_factory=list)  # links and pipes, with the reason
+    others: Counter[str] = field(default_factory=Counter)  # files that are no images, by their endings
+    strays: int = 0  # images of no class, beside the folders of the classes
+
+    def relative(self, path: Path) -> str:
+        """The path below the folder."""
+        return path.relative_to(self.folder).as_posix()
+
+
+def one_line(name: str) -> str:
+    """A name for a list with one line a file."""
+    return name.replace("\n", "\\n").replace("\r", "\\r")
+
+
+def has_train(folder: Path) -> bool:
+    """Whether the folder is made of splits: train has class folders, or nothing but test and val lies beside it."""
+    train = folder / "train"
+    return train.is_dir() and (bool(_folders(train)) or all(path.name in SPLITS for path in _folders(folder)))
+
+
+def test_split(folder: Path) -> str | None:
+    """The name of the split to test on, if the folder has one."""
+    names = ("test", "val") if has_train(folder) else ()
+    return next((name for name in names if (folder / name).is_dir()), None)
+
+
+def has_images(folder: Path) -> bool:
+    """Whether there is an image in it, by the names."""
+    seen = Listing(folder, "train")
+    return any(True for _ in _walk(folder, seen, follow_links=False)) or bool(seen.unusable)
+
+
+def list_split(folder: Path, split: str, *, follow_links: bool = False) -> Listing:
+    """The images of "train", "test" or "val"; "test" may be in the folder val. Without splits all are train's."""
+    found = Listing(folder, split)
+    if not has_train(folder):
+        if split != "train":
+            raise _no_test(folder)
+        paths = sorted(_walk(folder, found, follow_links=follow_links), key=lambda path: path.parts)
+        depths = {len(path.relative_to(folder).parts) for path in paths}
+        names = sorted({path.parent.name for path in paths}) if depths == {2} else []
+        if not paths:
+            raise _none_in(folder, found)
+        return _labelled(found, paths, names if len(names) > 1 else [])
+    if split == "test":
+        split = found.split = test_split(folder) or ""
+    if not (folder / split).is_dir() or not split:
+        raise _no_test(folder)
+    names = [path.name for path in _folders(folder / "train")]
+    paths = []
+    for place in _folders(folder / split) if names else [folder / split]:
+        if names and place.name not in names:
+            raise DataError(f"expected the classes of {folder / 'train'}, got {place.name!r} in {folder / split} too")
+        inside = Listing(folder, split)
+        files = sorted(_walk(place, inside, follow_links=follow_links), key=lambda path: path.parts)
+        inner = next((path for path in files if names and path.parent != place), None)
+        if inner is not None:
+            raise DataError(
+                f"expected the images of a class in {place} itself, got {inner.relative_to(place)} there; move such "
+                f"images up, or their folder beside the other classes, {SEE}"
+            )
+        if not files and not inside.unusable and (split == "train" or inside.others):
+            raise _none_in(place, inside)
+        paths += files
+        found.unusable += inside.unusable
+        found.others += inside.others
+    if names:
+        found.strays = sum(_is_own(entry.name) for entry in os.scandir(folder / split) if entry.is_file())
+    if not paths and not found.unusable:
+        raise DataError(f"expected images as {folder / split}/CLASS/*.png or *.jpg, got none; {SEE}")
+    return _labelled(found, paths, names)
+
+
+def _labelled(found: Listing, paths: list[Path], names: list[str]) -> Listing:
+    number = {name: k for k, name in enumerate(names)}
+    found.paths, found.classes = paths, tuple(names)
+    found.labels = [number[path.parent.name] if names else -1 for path in paths]
+    return found
+
+
+def _walk(place: Path, found: Listing, *, follow_links: bool, above: frozenset[str] = frozenset()) -> Iterator[Path]:
+    """The images in ``place`` and below. Links out of the folder are refused, so are links to folders, unless followed.
+
+    ``above``: the folders on the way here, so that links cannot lead in circles.
+    """
+    above |= {os.path.realpath(place)}
+    with os.scandir(place) as entries:
+        for entry in entries:
+            path = Path(entry.path)
+            if entry.name.startswith("."):
+                continue
+            if entry.is_dir():
+                if entry.is_symlink() and not follow_links:
+                    found.unusable.append((path, "a link to a folder; --follow-links reads it"))
+                elif os.path.realpath(path) in above:
+                    found.unusable.append((path, "a link to a folder that it lies in"))
+                elif len(path.relative_to(found.folder).parts) > PATH_PARTS:
+                    found.unusable.append((path, f"more than {PATH_PARTS} folders deep"))
+                else:
+                    yield from _walk(path, found, follow_links=follow_links, above=above)
+            elif not _is_own(entry.name):
+                found.others[path.suffix.lower() or "(no ending)"] += 1
+            elif not entry.is_file():
+                found.unusable.append((path, "a link to nothing" if entry.is_symlink() else "a pipe or device"))
+            elif entry.is_symlink() and not follow_links and not _inside(path, found.folder):
+                found.unusable.append((path, "a link out of the folder; --follow-links reads it"))
+            else:
+                yield path
+
+
+def _inside(link: Path, folder: Path) -> bool:
+    return Path(os.path.realpath(link)).is_relative_to(os.path.realpath(folder))
+
+
+def _is_own(name: str) -> bool:
+    return name.lower().endswith(OWN_SUFFIXES) and not name.startswith(".")
+
+
+def _folders(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def _none_in(place: Path, found: Listing) -> DataError:
+    if found.unusable:
+        path, why = found.unusable[0]
+        return DataError(f"expected images in {place}, got {found.relative(path)}: {why}")
+    got = f"only {', '.join(sorted(found.others))}" if found.others else "no files"
+    return DataError(
+        f"expected {', '.join(OWN_SUFFIXES)} files in {place}, got {got}; convert them, or move the folder away, {SEE}"
+    )
+
+
+def _no_test(folder: Path) -> DataError:
+    return DataError(
+        f"expected a folder test or val in {folder} beside train, got neither; --validation N keeps training images "
+        f"apart, --no-evaluate needs none, {SEE}"
+    )

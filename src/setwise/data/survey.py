@@ -1,0 +1,91 @@
+"""What a folder of images holds, before anybody trains on it: every file is decoded once, none is kept."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from setwise.data.api import DataError
+from setwise.data.fetching.published import file_digest
+from setwise.data.formats.decode import SHOW_PROGRESS_FROM, format_and_size, quiet_pillow, reason
+from setwise.data.formats.folder import default_size
+from setwise.data.formats.listing import Listing, list_split, one_line, test_split
+from setwise.data.progress import progress_bar
+from setwise.data.root import root_of
+
+
+@dataclass
+class Survey:
+    """What ``survey`` found. Paths are relative to the folder; sizes are (height, width)."""
+
+    folder: Path
+    splits: dict[str, Listing]
+    size: tuple[int, int]  # that training takes if nobody says another
+    why: str
+    formats: Counter[str] = field(default_factory=Counter)  # by content, not by name
+    sizes: Counter[tuple[int, int]] = field(default_factory=Counter)
+    broken: list[tuple[str, str]] = field(default_factory=list)  # path, reason
+    duplicates: list[list[str]] = field(default_factory=list)  # files with the same bytes
+
+    def lines(self) -> Iterator[str]:
+        """The findings, for people."""
+        for split, listing in self.splits.items():
+            counts = Counter(listing.labels)
+            classes = [f"{name} {counts[k]:,}" for k, name in enumerate(listing.classes)]
+            few = ", ".join([*classes[:20], *(["..."] if len(classes) > 20 else [])])
+            shown = f"{len(classes):,} classes ({few})" if classes else "no classes"
+            yield f"{split}: {len(listing.paths):,} images, {shown}"
+            if listing.others:
+                yield "  no images by their names: " + _counted(listing.others)
+            if listing.strays:
+                yield f"  beside the folders of the classes: {listing.strays:,} images, which are left out"
+        if len(self.splits) == 1:
+            yield "no test split: with classes, a tenth of the images is held out to test on"
+        if self.sizes:
+            heights, widths = ([size[side] for size in self.sizes] for side in (0, 1))
+            yield f"formats: {_counted(self.formats)}"
+            yield (
+                f"sizes: {len(self.sizes):,}, heights {min(heights):,} to {max(heights):,}, "
+                f"widths {min(widths):,} to {max(widths):,}"
+            )
+            yield f"training takes {self.size[0]}x{self.size[1]} (height x width), {self.why}"
+        for files in self.duplicates:
+            yield f"the same file {len(files)} times: {', '.join(map(one_line, files))}"
+        for path, why in self.broken:
+            yield f"broken: {one_line(path)}: {why}"
+
+
+def survey(folder: str | os.PathLike[str], *, follow_links: bool = False) -> Survey:
+    """Look at every image of a folder: formats, sizes, classes, duplicates, broken files.
+
+    `setwise data check FOLDER` prints the same.
+    """
+    place = root_of(folder)
+    if not place.is_dir():
+        raise DataError(f"expected a folder of images at {place}, got none; is the path right?")
+    names = ["train", *filter(None, [test_split(place)])]
+    splits = {name: list_split(place, name, follow_links=follow_links) for name in names}
+    found = Survey(place, splits, *default_size(splits["train"].paths))
+    same: defaultdict[str, list[str]] = defaultdict(list)
+    paths = [path for listing in splits.values() for path in listing.paths]
+    with quiet_pillow(), progress_bar(shown=len(paths) >= SHOW_PROGRESS_FROM) as bar:
+        for path in bar.track(paths, description="checking images"):
+            name = path.relative_to(place).as_posix()
+            try:
+                form, size = format_and_size(path)
+                found.formats[form] += 1
+                found.sizes[size] += 1
+                same[file_digest(path, "sha256")].append(name)
+            except DataError as error:
+                found.broken.append((name, reason(error)))
+    unusable = ((listing.relative(path), why) for listing in splits.values() for path, why in listing.unusable)
+    found.broken = sorted([*found.broken, *unusable])
+    found.duplicates = [files for files in same.values() if len(files) > 1]
+    return found
+
+
+def _counted(counts: Counter[str]) -> str:
+    return ", ".join(f"{count:,} {name}" for name, count in sorted(counts.items()))
