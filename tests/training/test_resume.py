@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -61,7 +62,8 @@ def test_ten_kills_change_nothing(tmp_path, method):
 def test_a_command_that_gets_a_signal_ends_after_a_checkpoint(tmp_path):
     """A lost terminal's; the other signals are in test_loop."""
     command = [sys.executable, "-m", "setwise.cli", "pretrain", *RUN, "--epochs", "400", "--out", str(tmp_path)]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    heard = partial(signal.signal, signal.SIGHUP, signal.SIG_DFL)  # also where the tests themselves run under nohup
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=heard)
     try:
         deadline = time.monotonic() + 60
         while not (tmp_path / "metrics.csv").exists() or len((tmp_path / "metrics.csv").read_text()) < 200:
