@@ -16,7 +16,7 @@ from setwise.report.page import Page
 from setwise.similarity import pairwise
 
 PAIRS = 8  # shown of each kind
-HEIGHT, MATRIX_SCALE = 96, 3  # pixels of an image, at least about; pixels of a matrix's entry
+HEIGHT, MATRIX_SIDE = 96, 300  # pixels of an image and of a matrix, about
 LINE, GAP = 2, 14  # pixels within a group and between groups
 SHOWN = 60  # identities of the similarity matrices
 
@@ -99,7 +99,8 @@ def distances_picture(*sets: tuple[Tensor, Tensor]) -> bytes:
     matrices = [pairwise(*pair, similarity="euclidean") for pair in sets]
     top = max(float(m.max()) for m in matrices) or 1.0
     pictures = [(m / top * 255).clamp(0, 255).to(torch.uint8)[None].expand(3, -1, -1) for m in matrices]
-    return _png(torch.cat([pad(_enlarged(x, MATRIX_SCALE), (0, GAP), value=255) for x in pictures], 2))
+    scale = max(1, MATRIX_SIDE // max(len(m) for m in matrices))
+    return _png(torch.cat([pad(_enlarged(x, scale), (0, GAP), value=255) for x in pictures], 2))
 
 
 def _enlarged(image: Tensor, scale: int) -> Tensor:
