@@ -13,12 +13,12 @@ from setwise.assignment import matching_accuracy as matching_accuracy
 from setwise.evaluation.matching import Matching as Matching
 from setwise.evaluation.matching import match as match
 from setwise.losses import functional as functional
+from setwise.losses.combined import SetContrastive as SetContrastive
 from setwise.losses.modules import AssignmentLoss as AssignmentLoss
 from setwise.losses.modules import InfoNCE as InfoNCE
 from setwise.losses.modules import NTLogistic as NTLogistic
 from setwise.losses.modules import NTXent as NTXent
 from setwise.losses.modules import QARe as QARe
-from setwise.losses.modules import SetContrastive as SetContrastive
 from setwise.losses.modules import SparseCLR as SparseCLR
 from setwise.losses.modules import TripletMargin as TripletMargin
 from setwise.losses.parallel import Processes as Processes

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 import setwise as sw
 import setwise.register as register
-from setwise.losses.modules import Function, WeightedTerms
+from setwise.losses.combined import Function, WeightedTerms
 from setwise.losses.objective import Objective, build
 
 

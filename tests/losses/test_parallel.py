@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import setwise as sw
-from setwise.losses.modules import Function, WeightedTerms
+from setwise.losses.combined import Function, WeightedTerms
 from setwise.losses.parallel import Processes
 
 TOTAL, DIMENSIONS = 12, 3

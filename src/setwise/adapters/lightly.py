@@ -16,7 +16,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from setwise.checks import check_loss, check_number
-from setwise.losses.modules import NTXent, SetContrastive
+from setwise.losses.combined import SetContrastive
+from setwise.losses.modules import NTXent
 from setwise.losses.parallel import Processes, distributed
 
 

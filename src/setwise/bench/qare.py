@@ -16,8 +16,9 @@ from torch.nn.functional import normalize
 
 from setwise.bench.timing import milliseconds, peak_bytes, turns
 from setwise.encoders import CifarResNet, projection_head
+from setwise.losses.combined import SetContrastive
 from setwise.losses.functional import qare
-from setwise.losses.modules import InfoNCE, QARe, SetContrastive
+from setwise.losses.modules import InfoNCE, QARe
 from setwise.paper.figures import cost_table, costs_onto, timing_of
 from setwise.report.page import Page
 from setwise.terminal import visible

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from itertools import combinations
 from typing import Any, ClassVar, Literal, cast
 
@@ -15,19 +14,13 @@ from setwise.assignment.smoothing import Mining, Smoothing
 from setwise.assignment.spectrum import Bound
 from setwise.checks import (
     check_embeddings,
-    check_loss,
-    check_not_tensor,
-    check_number,
-    check_option,
     check_overflow,
-    is_number,
     plain,
-    see,
 )
 from setwise.losses import functional
 from setwise.losses.options import Reduction, Temperature, check_options, check_temperature
 from setwise.losses.set_level import Spectrum, qare
-from setwise.similarity import SIMILARITIES, Similarity
+from setwise.similarity import Similarity
 
 Views = Tensor | Sequence[Tensor]  # [V, N, E], or V tensors [N, E]
 
@@ -329,191 +322,3 @@ def alignment_gap(
         shift=shift,
         center=center,
     )
-
-
-@cache
-def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-
-def _check_scalar(term: object, name: str) -> None:
-    if isinstance(term, Tensor) and term.ndim:
-        raise ValueError(f"expected {name} to return a scalar, got shape {tuple(term.shape)}; take its mean")
-
-
-def check_share(beta: float) -> None:
-    """Raise unless ``beta`` can weigh a convex combination."""
-    check_not_tensor(beta, "beta")
-    if not is_number(beta) or not 0 <= beta <= 1:
-        raise ValueError(
-            f"expected beta between 0 and 1 for a convex combination, got {beta!r}; " + see("how-to/choose-beta#convex")
-        )
-
-
-class Function(nn.Module):
-    """A plain ``loss(z_a, z_b)`` as a module."""
-
-    __call__: Callable[..., Tensor]
-
-    def __init__(self, function: Callable[..., Tensor]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, z_a: Views, z_b: Tensor | None = None) -> Tensor:
-        """The function's value for two views; the mean over every two of more, as a list or a tensor [V, N, E]."""
-        return mean_over_pairs(self.function, z_a) if z_b is None else self.function(z_a, z_b)
-
-    def extra_repr(self) -> str:
-        """The function."""
-        return str(getattr(self.function, "func", self.function))
-
-
-class WeightedTerms(nn.Module):
-    """Several set-level terms by name, each with its weight: a regulariser of ``SetContrastive``."""
-
-    __call__: Callable[..., Tensor]
-
-    def __init__(self, terms: Mapping[str, tuple[float, Callable[..., Tensor]]]) -> None:
-        super().__init__()
-        self.weights = {name: plain(weight) for name, (weight, _) in terms.items()}
-        for weight in self.weights.values():
-            check_number(weight, "weight", least=0)
-        made = {name: term if isinstance(term, nn.Module) else Function(term) for name, (_, term) in terms.items()}
-        self.terms = nn.ModuleDict({name.replace(".", "·"): term for name, term in made.items()})  # torch allows no "."
-
-    def forward(self, z_a: Views, z_b: Tensor | None = None) -> Tensor:
-        """The weighted sum for two views [N, E]; the mean over every two of more, as a list or a tensor [V, N, E]."""
-        if z_b is None:
-            return mean_over_pairs(self, z_a)
-        total = z_b.new_zeros(())
-        for (name, weight), term in zip(self.weights.items(), self.terms.values(), strict=True):
-            value = term(z_a, z_b)
-            _check_scalar(value, f"the term {name!r}")
-            total = total + weight * value
-        return total
-
-    def extra_repr(self) -> str:
-        """The weights."""
-        return f"weights={self.weights}"
-
-
-class SetContrastive(nn.Module):
-    """A pairwise loss and a set-level regulariser: alpha · pairwise + beta · regulariser, Algorithms 1 and 2.
-
-    Use it to add a set-level term to any ``loss(z_a, z_b)`` that returns a scalar. The regulariser is by default the
-    ``QARe`` of the pairwise loss's similarity, or of cosine. With ``on="features"`` the regulariser sees other vectors
-    of the same items, such as an encoder's features before the head: ``loss(z_a, z_b, (h_a, h_b))``.
-
-    Examples:
-        >>> loss = sw.SetContrastive(sw.InfoNCE(temperature=0.5), beta=0.5)  # pairwise + 0.5 · QARe
-        >>> loss(torch.eye(4), torch.eye(4))
-        tensor(1.2158)
-        >>> {name: round(value.item(), 3) for name, value in loss.terms(torch.eye(4), torch.eye(4)).items()}
-        {'loss': 1.216, 'pairwise': 0.341, 'regularizer': 1.75}
-    """
-
-    __call__: Callable[..., Tensor]
-
-    def __init__(
-        self,
-        pairwise: Callable[..., Tensor],
-        beta: float = 0.5,
-        regularizer: Callable[..., Tensor] | None = None,
-        *,
-        alpha: float = 1.0,
-        on: Literal["embeddings", "features"] = "embeddings",
-    ) -> None:
-        super().__init__()
-        check_number(alpha, "alpha", least=0)
-        check_number(beta, "beta", least=0)
-        check_option(on, ("embeddings", "features"), "on")
-        check_loss(pairwise, "pairwise")
-        if regularizer is not None:
-            check_loss(regularizer, "regularizer")
-        self.pairwise = pairwise
-        if regularizer is None:
-            measure: Any = getattr(pairwise, "similarity", None)  # of a loss that is not ours it may be anything
-            ours = isinstance(measure, str) and measure in SIMILARITIES
-            regularizer = QARe(similarity=measure if ours else "cosine")
-        self.regularizer = regularizer
-        self.alpha, self.beta, self.on = plain(alpha), plain(beta), on
-
-    @classmethod
-    def convex(
-        cls, pairwise: Callable[..., Tensor], beta: float, regularizer: Callable[..., Tensor] | None = None
-    ) -> SetContrastive:
-        """(1 - beta) · pairwise + beta · regulariser, as in the paper's instance matching."""
-        check_share(beta)
-        return cls(pairwise, beta, regularizer, alpha=1 - beta)
-
-    def terms(
-        self, z_a: Views, z_b: Tensor | None = None, features: Sequence[Tensor] | None = None
-    ) -> dict[str, Tensor]:
-        """The loss and its two parts before weighting, for logging: "loss", "pairwise", "regularizer".
-
-        On a GPU the two parts run side by side: QARe's eigenvalues keep two of its many cores busy.
-        """
-        if features is not None or self.on == "features":
-            self._check_features(features, 2 if z_b is not None else len(z_a))
-        if z_b is None:
-            pairs = pairs_of(z_a)
-            seen = [None] * len(pairs) if features is None else pairs_of(features)
-            parts = [self.terms(*pair, sets) for pair, sets in zip(pairs, seen, strict=True)]
-            if len(parts) == 1:
-                return parts[0]
-            return {name: torch.stack([part[name] for part in parts]).mean() for name in parts[0]}
-        z_a = cast(Tensor, z_a)
-        sets = (z_a, z_b) if features is None else features
-        if isinstance(z_a, Tensor) and z_a.is_cuda and not torch.compiler.is_compiling():
-            here, side = torch.cuda.current_stream(z_a.device), _side_stream(z_a.device)
-            # Views taken here, so that gradients come back to this stream also where these are leaves.
-            views = [x.view_as(x) for x in sets]
-            side.wait_stream(here)
-            with torch.cuda.stream(side):
-                regularizer = self.regularizer(*views)
-            pairwise = self.pairwise(z_a, z_b)
-            here.wait_stream(side)
-            regularizer.record_stream(here)
-        else:
-            pairwise, regularizer = self.pairwise(z_a, z_b), self.regularizer(*sets)
-        loss = self.alpha * pairwise + self.beta * regularizer
-        if isinstance(loss, Tensor):
-            if loss.ndim:
-                _check_scalar(pairwise, "pairwise")
-                _check_scalar(regularizer, "regularizer")
-            check_overflow(loss, "a loss")
-        return {"loss": loss, "pairwise": pairwise, "regularizer": regularizer}
-
-    def _check_features(self, features: object, count: int) -> None:
-        """Raise unless there are features of every view where the regulariser sees these, and only there."""
-        if isinstance(features, Tensor) and self.on == "embeddings":
-            raise ValueError(
-                f"expected two views alone, got a third tensor of shape {tuple(features.shape)}; extra negatives go to "
-                "the pairwise loss, as in pairwise(z_a, z_b, bank) + beta * setwise.QARe()(z_a, z_b), "
-                + see("how-to/large-batches#bank")
-            )
-        if (features is None) == (self.on == "features"):
-            got = "none" if features is None else "some"
-            raise ValueError(
-                f'expected features (h_a, h_b) for on="features" and only there, got {got}, on={self.on!r}'
-            )
-        every = features if isinstance(features, (tuple, list)) else ()
-        if [isinstance(x, Tensor) for x in every] != [True] * count:
-            raise ValueError(
-                f"expected features to be {'a pair' if count == 2 else count} of tensors (h_a, h_b), got "
-                f"{type(features).__name__}; give those of every view"
-            )
-
-    def forward(self, z_a: Views, z_b: Tensor | None = None, features: Sequence[Tensor] | None = None) -> Tensor:
-        """The weighted sum for two views [N, E] of the same items, and their features [N, F] if it is on those.
-
-        Of more views, ``loss([z_1, z_2, z_3])`` or a tensor [V, N, E]: the mean over every two of them.
-        """
-        return self.terms(z_a, z_b, features)["loss"]
-
-    def extra_repr(self) -> str:
-        """The two weights, and the parts that are functions, which no module shows as its."""
-        parts = (("pairwise", self.pairwise), ("regularizer", self.regularizer))
-        functions = [f"{name}={getattr(x, '__name__', x)}" for name, x in parts if not isinstance(x, nn.Module)]
-        weights = [f"alpha={self.alpha!r}", f"beta={self.beta!r}"]
-        return ", ".join(functions + weights + ([f"on={self.on!r}"] if self.on == "features" else []))

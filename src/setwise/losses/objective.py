@@ -10,7 +10,7 @@ from torch import nn
 
 import setwise.register as register
 from setwise.losses import controls, modules  # noqa: F401 - they register themselves
-from setwise.losses.modules import Function, SetContrastive, WeightedTerms
+from setwise.losses.combined import Function, SetContrastive, WeightedTerms
 from setwise.registry import Registry, convert
 
 On = Literal["embeddings", "features"]

@@ -18,7 +18,8 @@ from __future__ import annotations
 from typing import Any, Literal, cast
 
 from setwise.checks import check_option, see
-from setwise.losses.modules import SetContrastive, _Loss, check_share
+from setwise.losses.combined import SetContrastive, check_share
+from setwise.losses.modules import _Loss
 from setwise.losses.objective import Objective, build
 
 Table = dict[str, Any]  # an objective's, as a recipe's file has it

@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 import setwise.register as register
-from setwise.losses.modules import SetContrastive, mean_over_pairs
+from setwise.losses.combined import SetContrastive
+from setwise.losses.modules import mean_over_pairs
 from setwise.losses.parallel import Processes, distributed
 from setwise.methods.method import Batch, Method, Parts
 

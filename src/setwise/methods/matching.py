@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import setwise.register as register
 from setwise.data import MatchedSet
-from setwise.losses.modules import SetContrastive
+from setwise.losses.combined import SetContrastive
 from setwise.losses.parallel import Processes, distributed
 from setwise.methods.method import Batch, Method, Parts
 from setwise.similarity import normalize

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from setwise.assignment.smoothing import row_maximum
 from setwise.data import ImageSet
 from setwise.encoders import evaluating
-from setwise.losses.modules import InfoNCE, NTXent, SetContrastive, SparseCLR
+from setwise.losses.combined import SetContrastive
+from setwise.losses.modules import InfoNCE, NTXent, SparseCLR
 from setwise.methods import Contrastive
 from setwise.records.structure import effective_rank
 from setwise.similarity import prepare, prepared_scores

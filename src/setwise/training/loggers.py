@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -32,7 +33,7 @@ class Logger(Protocol):
         """The run has ended, or was stopped."""
 
 
-class _Lines:
+class _Lines(ABC):
     """A text file with a line for each epoch; at first those of the epochs so far."""
 
     def __init__(self, path: Path, history: Sequence[Row]) -> None:
@@ -40,8 +41,9 @@ class _Lines:
         remove_unfinished(path)
         write_text(path, "".join(map(self.line, history)))
 
+    @abstractmethod
     def line(self, row: Row) -> str:
-        raise NotImplementedError
+        """A row as text."""
 
     def epoch(self, row: Row) -> None:
         """Append a line."""
