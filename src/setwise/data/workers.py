@@ -153,6 +153,7 @@ def for_each(
     died: Callable[[str], T],
     title: str,
     shown: bool,
+    workers: int | None = None,
 ) -> None:
     """``work(k, place)`` for each k below ``count``, by as many processes as there are processors, with a bar.
 
@@ -180,7 +181,9 @@ def for_each(
                     bar.advance(task, len(found))
 
             try:
-                with Workers(part, chunks(left), workers=processors(len(left)), in_order=False) as results:
+                with Workers(
+                    part, chunks(left), workers=processors(len(left)) if workers is None else workers, in_order=False
+                ) as results:
                     take(results)
             except Died as death:
                 for k in set(death.files) - finished:

@@ -65,14 +65,14 @@ def image_folder(
         images=found.images,
         labels=torch.tensor([listing.labels[k] for k in found.whole], device="cpu"),
         classes=listing.classes,
-        paths=tuple(listing.relative(listing.paths[k]) for k in found.whole),
+        paths=tuple(listing.names[k] for k in found.whole),
         notes=(f"{shape[0]}x{shape[1]} pixels (height x width), {why}", *_left_out(listing, broken)),
         pixels=found.pixels,
     )
 
 
 def _files(listing: Listing) -> Files:
-    return Files(listing.folder, list(map(listing.relative, listing.paths)), listing.stats)
+    return Files(listing.folder, listing.names, listing.stats)
 
 
 def default_size(paths: Sequence[str | Path]) -> tuple[tuple[int, int], str]:
@@ -91,8 +91,9 @@ def default_size(paths: Sequence[str | Path]) -> tuple[tuple[int, int], str]:
     def done(found: list[tuple[int, tuple[int, int] | None]]) -> None:
         sizes.extend(size for _, size in found if size is not None)
 
-    shown = len(paths) >= SHOW_PROGRESS_FROM
-    for_each(work, len(paths), done, died=lambda _: None, title="reading sizes", shown=shown)
+    many = len(paths) >= SHOW_PROGRESS_FROM
+    workers = None if many else 0  # headers of few files are read sooner than a process starts
+    for_each(work, len(paths), done, died=lambda _: None, title="reading sizes", shown=many, workers=workers)
     return size_for(sizes)
 
 

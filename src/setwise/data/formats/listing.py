@@ -14,6 +14,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from setwise.checks import see
@@ -39,6 +40,13 @@ class Listing:
     unusable: list[tuple[str, str]] = field(default_factory=list)  # links and pipes, with the reason
     others: Counter[str] = field(default_factory=Counter)  # files that are no images, by their endings
     strays: int = 0  # images of no class, beside the folders of the classes
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The paths below the folder."""
+        start = len(os.path.join(self.folder, ""))
+        names = [path[start:] for path in self.paths]
+        return names if os.sep == "/" else [name.replace(os.sep, "/") for name in names]
 
     def relative(self, path: str) -> str:
         """The path below the folder."""
@@ -126,7 +134,7 @@ def _sorted(files: Iterable[tuple[str, Stat]]) -> list[tuple[str, Stat]]:
 
 
 def _parent(path: str) -> str:
-    return os.path.basename(os.path.dirname(path))
+    return path.rsplit(os.sep, 2)[-2]
 
 
 def _walk(
