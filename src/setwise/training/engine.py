@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from inspect import signature
@@ -25,6 +26,7 @@ from setwise.methods.matching import draw_shots
 from setwise.recipe import Recipe
 from setwise.training.capture import captured
 from setwise.training.errors import TrainingError
+from setwise.training.feeding import Feed, fits
 from setwise.training.processes import share_norms
 from setwise.training.schedule import batch_sizes, epoch_order, epoch_rates
 
@@ -38,6 +40,8 @@ class Engine:
     epoch's number, the sums of the loss's terms. A step reads and advances them itself, so that a GPU replays one
     graph (and a second one for the epoch's last, smaller batch) and waits for nothing; ``begin`` sets them for an
     epoch, ``means`` reads them.
+
+    Images that do not fit onto the device are brought there batch by batch, ahead of the steps.
 
     Over many processes the batch is divided into equal parts, losses and BatchNorm are over all of it, DDP averages
     the gradients, and steps are not captured.
@@ -79,7 +83,12 @@ class Engine:
             option = "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"  # torch < 2.13
             options: Any = {option: False}
             self.model = DistributedDataParallel(method, **options)
-        self.data = data if data.images.device == device else _moved(data, device)
+        self._feed: Feed | None = None
+        if isinstance(data, ImageSet) and not fits(data, device):
+            self._feed = Feed(data, max(self.sizes, default=0) // self.processes.size, self.steps, device)
+            self.data: ImageSet | MatchedSet = replace(data, labels=data.labels.to(device))
+        else:
+            self.data = data if data.images.device == device else _moved(data, device)
 
         # What steps read and advance.
         rate_type = torch.float32 if on_gpu else torch.float64
@@ -131,6 +140,8 @@ class Engine:
     def step(self) -> None:
         """One step, queued on the device."""
         rows = self.sizes[self.step_in_epoch]
+        if self._feed is not None:
+            self._feed.load(self.epoch, self.step_in_epoch, self._batches)
         if rows in self._graphs:
             self._graphs[rows]()
         else:
@@ -139,7 +150,8 @@ class Engine:
 
     def _step(self, rows: int) -> None:
         """The next batch, of ``rows`` images over all processes: its loss, the gradients, the weights, the sums."""
-        batch = self.batch(self._order[self._place + self._offsets[rows]])
+        samples = self._order[self._place + self._offsets[rows]]
+        batch = self.batch(samples, None if self._feed is None else self._feed.images[: len(samples)])
         # An index of shape [1]: the host would read one of shape [].
         self._rate.copy_(self._rates[self._turn[None]][0])
         for rate, share in self._own_rates:
@@ -159,7 +171,20 @@ class Engine:
             self._totals[name].add_(term.detach(), alpha=rows)
         self._place.add_(rows)
 
-    def batch(self, samples: Tensor) -> Batch:
+    def _batches(self, epoch: int, step: int) -> Iterator[Tensor]:
+        """The rows of this process in the batch of that step, and in all that follow."""
+        for number in itertools.count(epoch):
+            order = epoch_order(len(self.data), seed=self.seed, epoch=number)
+            batches = torch.split(order, self.sizes[0])
+            for turn in range(step if number == epoch else 0, self.steps):
+                yield batches[turn][self._offsets[self.sizes[turn]].cpu()]
+
+    def close(self) -> None:
+        """Stop reading images ahead."""
+        if self._feed is not None:
+            self._feed.close()
+
+    def batch(self, samples: Tensor, images: Tensor | None = None) -> Batch:
         """The images of these samples: themselves, or a shot of each view of these identities."""
         data, seed, epoch = self.data, self._seed, self._epoch
         if isinstance(data, MatchedSet):
@@ -168,7 +193,10 @@ class Engine:
         else:
             places, keys, labels = samples, samples, data.labels[samples]
         dtype, last = getattr(torch, self.precision), self.device.type == "cuda"
-        return Batch(data.images[places], keys, labels, seed, epoch, dtype, last)
+        if images is None and self._feed is not None:
+            assert isinstance(data, ImageSet)
+            images = data.read(places.cpu()).to(self.device)
+        return Batch(data.images[places] if images is None else images, keys, labels, seed, epoch, dtype, last)
 
     def means(self) -> dict[str, float]:
         """Every term of the loss, the mean over the epoch so far. Waits for the device; an error if not finite."""
