@@ -113,3 +113,19 @@ def test_a_resumed_run_goes_on_with_the_same_images(elsewhere, resident, tmp_pat
         again.step()
     again.close()
     assert_equal(again.method.state_dict(), whole)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("capture", [True, False])
+def test_on_a_gpu_the_same_weights(elsewhere, resident, capture):
+    """While captured steps run, the next batches are copied; the steps are the same to the bit."""
+    found = []
+    for data in (elsewhere, resident):
+        engine = Engine(RECIPE, data, seed=3, device=torch.device("cuda"), capture=capture)
+        for epoch in range(20):
+            engine.begin(epoch)
+            for _ in range(engine.steps):
+                engine.step()
+        engine.close()
+        found.append({name: x.cpu() for name, x in engine.tensors().items()})
+    assert_equal(*found)

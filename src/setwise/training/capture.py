@@ -10,24 +10,26 @@ from typing import Any
 import torch
 
 WARM_UP = 3  # runs before a capture: libraries choose their kernels and allocate what they keep
+DDP_WARM_UP = 11  # DistributedDataParallel measures its first ten steps, which waits for the device
 
 
 def captured(
-    run: Callable[[], object], pool: Any = None, before: Callable[[], object] | None = None
+    run: Callable[[], object],
+    pool: Any = None,
+    before: Callable[[], object] | None = None,
+    *,
+    warm_up: int = WARM_UP,
 ) -> Callable[[], None]:
     """``run`` as the replay of a CUDA graph. Fails if anything in it waits for the device.
 
-    It is run ``WARM_UP`` times first, each time after ``before``: what it changes is changed. Graphs that are never
+    It is run ``warm_up`` times first, each time after ``before``: what it changes is changed. Graphs that are never
     replayed at once may share their memory: give the ``torch.cuda.graph_pool_handle()`` of the others.
     """
-    stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(WARM_UP):
+    with side_stream():
+        for _ in range(warm_up):
             if before is not None:
                 before()
             run()
-    torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with no_collection(), torch.cuda.graph(graph, pool=pool):
         run()
@@ -37,6 +39,16 @@ def captured(
         graph.replay()
 
     return replay
+
+
+@contextmanager
+def side_stream() -> Iterator[None]:
+    """A stream that begins after what the current one has to do, and ends before what it does next."""
+    stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        yield
+    torch.cuda.current_stream().wait_stream(stream)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from inspect import signature
@@ -24,7 +25,7 @@ from setwise.losses.parallel import Processes
 from setwise.methods import Batch, Method, create
 from setwise.methods.matching import draw_shots
 from setwise.recipe import Recipe
-from setwise.training.capture import captured
+from setwise.training.capture import DDP_WARM_UP, WARM_UP, captured, side_stream
 from setwise.training.errors import TrainingError
 from setwise.training.feeding import Feed, fits
 from setwise.training.processes import share_norms
@@ -44,7 +45,7 @@ class Engine:
     Images that do not fit onto the device are brought there batch by batch, ahead of the steps.
 
     Over many processes the batch is divided into equal parts, losses and BatchNorm are over all of it, DDP averages
-    the gradients, and steps are not captured.
+    the gradients. Their steps are captured too where NCCL carries the messages.
     """
 
     def __init__(
@@ -78,11 +79,13 @@ class Engine:
         if self.processes.size > 1:
             method.share(self.processes)
             share_norms(method, device)
+        if self.processes.joined:
             # BatchNorm's statistics are the same everywhere, there is nothing to broadcast.
             names = signature(DistributedDataParallel).parameters
             option = "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"  # torch < 2.13
             options: Any = {option: False}
-            self.model = DistributedDataParallel(method, **options)
+            with side_stream() if on_gpu else nullcontext():  # for a capture
+                self.model = DistributedDataParallel(method, **options)
         self._feed: Feed | None = None
         if isinstance(data, ImageSet) and not fits(data, device):
             self._feed = Feed(data, max(self.sizes, default=0) // self.processes.size, self.steps, device)
@@ -118,7 +121,7 @@ class Engine:
         self._moves = type(method).after_step is not Method.after_step  # needless counting takes 1 % of a small step
         self._graphs: dict[int, Callable[[], None]] = {}  # captured steps by their batch size
         if recipe.epochs:
-            self._prepare(capture and on_gpu and self.processes.size == 1)
+            self._prepare(capture and on_gpu and self.processes.capturable)
 
     def begin(self, epoch: int, step: int = 0) -> None:
         """Go to a step of an epoch; at the epoch's first the sums start at 0 and the method prepares itself."""
@@ -302,7 +305,8 @@ class Engine:
 
     def _captured(self, rows: int, pool: Any) -> Callable[[], None]:
         try:
-            return captured(partial(self._step, rows), pool, before=lambda: self.begin(0))
+            warm_up = DDP_WARM_UP if self.processes.joined else WARM_UP
+            return captured(partial(self._step, rows), pool, before=lambda: self.begin(0), warm_up=warm_up)
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
             if isinstance(error, torch.OutOfMemoryError):
