@@ -148,7 +148,7 @@ def _joined(decoded: Any, sizes: list[int], empty: Callable[[int], Tensor]) -> I
                 part = next(decoded)
             yield out
     finally:
-        # Python's collector closes the workers' queues before the loader uses these to stop them, and waits ten seconds.
+        # Python's collector would close the workers' queues before the loader stops them by these, and wait ten seconds.
         decoded._shutdown_workers()
 
 
