@@ -148,7 +148,7 @@ def _joined(decoded: Any, sizes: list[int], empty: Callable[[int], Tensor]) -> I
                 part = next(decoded)
             yield out
     finally:
-        # Python's collector would close the workers' queues before the loader stops them by these, and wait ten seconds.
+        # Python's collector would close the workers' queues before the loader stops them by these: ten seconds' wait.
         decoded._shutdown_workers()
 
 
