@@ -19,19 +19,22 @@ def captured(
     before: Callable[[], object] | None = None,
     *,
     warm_up: int = WARM_UP,
+    stream: Any = None,
 ) -> Callable[[], None]:
     """``run`` as the replay of a CUDA graph. Fails if anything in it waits for the device.
 
     It is run ``warm_up`` times first, each time after ``before``: what it changes is changed. Graphs that are never
-    replayed at once may share their memory: give the ``torch.cuda.graph_pool_handle()`` of the others.
+    replayed at once may share their memory: give the ``torch.cuda.graph_pool_handle()`` of the others. ``stream``: to
+    run and capture in, if what runs was made in one of its own.
     """
-    with side_stream():
+    stream = new_stream() if stream is None else stream
+    with within(stream):
         for _ in range(warm_up):
             if before is not None:
                 before()
             run()
     graph = torch.cuda.CUDAGraph()
-    with no_collection(), torch.cuda.graph(graph, pool=pool):
+    with no_collection(), torch.cuda.graph(graph, pool=pool, stream=stream):
         run()
 
     def replay(keep: object = run) -> None:
@@ -41,10 +44,14 @@ def captured(
     return replay
 
 
+def new_stream() -> Any:
+    """A stream beside the current one."""
+    return torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+
 @contextmanager
-def side_stream() -> Iterator[None]:
-    """A stream that begins after what the current one has to do, and ends before what it does next."""
-    stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+def within(stream: Any) -> Iterator[None]:
+    """``stream`` begins after what the current one has to do, and ends before what that does next."""
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         yield

@@ -25,7 +25,7 @@ from setwise.losses.parallel import Processes
 from setwise.methods import Batch, Method, create
 from setwise.methods.matching import draw_shots
 from setwise.recipe import Recipe
-from setwise.training.capture import DDP_WARM_UP, WARM_UP, captured, side_stream
+from setwise.training.capture import DDP_WARM_UP, WARM_UP, captured, new_stream, within
 from setwise.training.errors import TrainingError
 from setwise.training.feeding import Feed, fits
 from setwise.training.processes import share_norms
@@ -76,6 +76,7 @@ class Engine:
             method.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.method: Method = method
         self.model: nn.Module = method
+        self._stream: Any = None
         if self.processes.size > 1:
             method.share(self.processes)
             share_norms(method, device)
@@ -84,7 +85,8 @@ class Engine:
             names = signature(DistributedDataParallel).parameters
             option = "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"  # torch < 2.13
             options: Any = {option: False}
-            with side_stream() if on_gpu else nullcontext():  # for a capture
+            self._stream = new_stream() if on_gpu else None
+            with within(self._stream) if on_gpu else nullcontext():  # the captured step has to be of the same stream
                 self.model = DistributedDataParallel(method, **options)
         self._feed: Feed | None = None
         if isinstance(data, ImageSet) and not fits(data, device):
@@ -306,7 +308,8 @@ class Engine:
     def _captured(self, rows: int, pool: Any) -> Callable[[], None]:
         try:
             warm_up = DDP_WARM_UP if self.processes.joined else WARM_UP
-            return captured(partial(self._step, rows), pool, before=lambda: self.begin(0), warm_up=warm_up)
+            step = partial(self._step, rows)
+            return captured(step, pool, before=lambda: self.begin(0), warm_up=warm_up, stream=self._stream)
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
             if isinstance(error, torch.OutOfMemoryError):
