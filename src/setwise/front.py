@@ -24,6 +24,7 @@ import setwise.records as records
 import setwise.register as register
 import setwise.runs as runs
 from setwise.data import ImageSet
+from setwise.data.api import Where
 from setwise.evaluation.features import extract, frozen
 from setwise.losses.objective import Choice
 from setwise.paper.recipes import recipe as recipe_by_name
@@ -109,6 +110,7 @@ def pretrain(
     resume: bool = False,
     evaluate: bool = True,
     capture: bool = True,
+    pixels: Where = "auto",
     checkpoint_seconds: float = 60.0,
     loggers: Sequence[LoggerChoice] = (),
     quiet: bool = True,
@@ -118,8 +120,8 @@ def pretrain(
     ``data`` is a name, a path, or an ``ImageSet`` (see ``sw.data.from_images``); ``recipe`` a name, a TOML file,
     or a ``Recipe``. ``changes`` are fields of the recipe by their paths, as in {"objective.temperature": 0.2,
     "epochs": 20}; ``method``, ``encoder`` and ``terms`` (a weight for each set-level term, instead of the recipe's) are
-    those that people change most. ``out``: the run's folder, runs/NAME/seed-N if none. ``loggers``: names, or tables
-    such as {"name": "wandb", "project": "mine"}.
+    those that people change most. ``pixels``: as for ``sw.data.load``. ``out``: the run's folder, runs/NAME/seed-N if
+    none. ``loggers``: names, or tables such as {"name": "wandb", "project": "mine"}.
 
     Examples:
         >>> run = sw.pretrain("digits", terms={"qare": 0.5}, changes={"epochs": 1, "probe.epochs": 1}, out="runs/a")
@@ -150,6 +152,7 @@ def pretrain(
         resume=resume,
         processes=processes,
         capture=capture,
+        pixels=pixels,
         checkpoint_seconds=checkpoint_seconds,
         loggers=more,
         quiet=quiet,

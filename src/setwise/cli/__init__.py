@@ -45,7 +45,13 @@ COMMANDS: dict[str, Command | dict[str, Command]] = {
     "export": export.export,
     "help": help.help,
     "completion": completion.completion,
-    "data": {"list": data.show_list, "fetch": data.fetch, "check": data.check, "preview": data.preview},
+    "data": {
+        "list": data.show_list,
+        "fetch": data.fetch,
+        "check": data.check,
+        "clean": data.clean,
+        "preview": data.preview,
+    },
     "bench": {"qare": bench.qare, "step": bench.step},
 }
 LISTS = ("--seeds", "--only")  # options that take values with commas too

@@ -13,6 +13,7 @@ whatever the split: the library splits them.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -36,8 +37,8 @@ Where = Literal["auto", "resident", "mapped", "files"]
 class Placement:
     """Where decoded pixels are to live: in memory, in a file of decoded images, or in their files.
 
-    "auto" is resident up to ``most_bytes``, half of the available memory if None, then mapped if the disk has room for
-    that, then files.
+    "auto" is resident up to half of the available memory, or to ``most_bytes`` if they are less; then mapped if the
+    disk has room for that, then files.
     """
 
     pixels: Where = "auto"
@@ -106,6 +107,14 @@ class ImageSet:
     def read(self, rows: Tensor | slice) -> Tensor:
         """These images, uint8 [n, C, H, W], wherever they are."""
         return self.images[rows] if self.pixels is None else self.pixels[rows]
+
+    def chunks(self, size: int) -> Iterator[Tensor]:
+        """All images in order, ``size`` at a time."""
+        if self.pixels is None:
+            return iter(torch.split(self.images, size))
+        rows = torch.split(torch.arange(len(self), device="cpu"), size)
+        shape = self.images.shape[1:]
+        return self.pixels.batches(rows, lambda n: torch.empty(n, *shape, dtype=torch.uint8, device="cpu"))
 
     def select(self, rows: Tensor, *, split: str) -> ImageSet:
         """The images ``rows`` (int64 [n]) alone, with their labels and paths."""

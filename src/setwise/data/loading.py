@@ -38,8 +38,9 @@ def load(
     ``seed`` splits a matched set, CUHK-03, by identity.
 
     The ``pixels`` of a folder live in memory ("resident"), in a file of decoded images ("mapped"), or in their files,
-    decoded when needed ("files"). "auto" is resident up to ``most_bytes``, half of the available memory if None, then
-    mapped, then files if the disk has no room. Unless they are resident, ``images`` has no values; ``read`` gives some.
+    decoded when needed ("files"). "auto" is resident up to half of the available memory, or to ``most_bytes`` if they
+    are less; then mapped, then files if the disk has no room. Unless they are resident, ``images`` has no values;
+    ``read`` gives some.
 
     Examples:
         >>> digits = sw.data.load("digits", split="test")

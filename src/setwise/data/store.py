@@ -40,6 +40,7 @@ from setwise.data.formats.decode import RESIZE, SHOW_PROGRESS_FROM, quiet_pillow
 from setwise.data.pixels import FilePixels, Pixels, StoredPixels
 from setwise.data.root import OPTION
 from setwise.data.workers import Place, for_each, scratch
+from setwise.locks import locked
 
 VERSION = 1  # of the index, and of what decode.py makes of a file
 FEW_FILES, FEW_BYTES = SHOW_PROGRESS_FROM, 32 * 2**20  # decoded in about a second: not kept
@@ -110,7 +111,9 @@ def decoded(
     """
     placement = placement or Placement()
     pixels, count = placement.pixels, len(files.names)
-    most = available_bytes() // 2 if placement.most_bytes is None else placement.most_bytes
+    most = available_bytes() // (2 * int(os.environ.get("LOCAL_WORLD_SIZE") or 1))  # torchrun's processes share it
+    if placement.most_bytes is not None:
+        most = min(most, placement.most_bytes)
     resident = pixels == "resident" or (pixels == "auto" and 3 * count * size[0] * size[1] <= most)
     if resident:
         room(count, size[0] * size[1])  # before anything is decoded
@@ -439,3 +442,31 @@ def remembered_size(
                 (kept / files.key).mkdir(exist_ok=True)
                 (kept / files.key / "size.json").write_text(json.dumps([digest, height, width, why]))
         return (height, width), why
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Decoded images of one folder or data set."""
+
+    place: Path
+    folder: str  # the images' own; the set's name if it is no folder of one's own
+    size: int  # bytes
+
+
+def all_kept(root: Path) -> list[Kept]:
+    """What is kept below ``root``, or below the default root."""
+    found = []
+    for place in sorted(entry for folder in decoded_folders(root) if folder.is_dir() for entry in folder.iterdir()):
+        if place.is_dir():
+            headers = (_parsed(path.read_bytes().partition(b"\n\n")[0].strip()) for path in place.glob("*.index"))
+            folder = next((header["folder"] for header in headers if isinstance(header, dict)), place.name)
+            found.append(Kept(place, folder, sum(path.lstat().st_size for path in place.iterdir())))
+    return found
+
+
+def remove(kept: Kept) -> None:
+    """Remove decoded images; ``Taken`` if another process is decoding them. A process that reads them reads on."""
+    ours = any(kept.place.glob("*.index")) or (kept.place / "size.json").exists()
+    key = kept.place.name if ours else kept.place.name.lstrip(".").rpartition("-")[0]
+    with locked(kept.place.with_name(f"{key}.lock"), option=OPTION):
+        shutil.rmtree(kept.place)

@@ -125,6 +125,8 @@ class Workers(Generic[T]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """End the processes."""
+        # Python's collector would close the queues before the loader stops the processes by these: ten seconds' wait.
+        getattr(self._results, "_shutdown_workers", int)()
         self._results = None
         if isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker (pid"):
             raise Died(self._place.files(), str(error).split(". ")[0]) from error

@@ -29,5 +29,6 @@ def choices(recipe: Recipe, train_set: ImageSet, test_set: ImageSet | None, devi
         precision = "bfloat16" if device.type == "cuda" else "float32"
     lines.append(f"{recipe.encoder.name}, batch {recipe.batch}, {recipe.epochs} epochs, {precision}, by the recipe")
     size = train_set.images.nbytes / 1e6
-    lines.append(f"all training pixels ({size:,.1f} MB) stay in the memory of {device}, decoded once at the start")
+    memory = f"all training pixels ({size:,.1f} MB) stay in the memory of {device}, decoded once at the start"
+    lines.append(memory if train_set.pixels is None else f"pixels live {train_set.pixels.where}")
     return [f"  {line}" if k else line for k, line in enumerate(lines)]

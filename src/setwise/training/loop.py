@@ -18,6 +18,7 @@ from torch import Tensor
 
 from setwise.checks import check_number, see
 from setwise.data import ImageSet, MatchedSet
+from setwise.data.api import Where
 from setwise.encoders import settled
 from setwise.locks import Taken, locked
 from setwise.losses.parallel import Processes
@@ -80,6 +81,7 @@ class RunOptions:
     checkpoint_seconds: float = 60.0  # between checkpoints
     # Beside csv and jsonl: names, or tables with options such as {"name": "wandb", "project": "mine"}.
     loggers: tuple[str | Mapping[str, Any], ...] = ()
+    pixels: Where = "auto"  # where they live: "resident", "mapped" or "files", for folders of images
     quiet: bool = False
 
 
@@ -123,6 +125,7 @@ def train(
             engine.restore(earlier.tensors)
         history = [] if earlier is None else list(earlier.history)
         with (
+            contextlib.closing(engine),
             Reporter(title, epochs=recipe.epochs, images=len(data), quiet=how.quiet or not first) as reporter,
             open_loggers(folder, history, (*ALWAYS, *how.loggers) if first else ()) as loggers,
             _Signals() as signals,
