@@ -33,7 +33,7 @@ START = (
     "A run's folder has its record, its metrics and its checkpoint; a run that was stopped goes on with --resume."
 )
 Command = Callable[..., Any]
-GROUPS = {"data": "See, fetch, check and preview data sets.", "bench": "Measure what things cost."}
+GROUPS = {"data": "See, fetch, check, clean and preview data sets.", "bench": "Measure what things cost."}
 COMMANDS: dict[str, Command | dict[str, Command]] = {
     "demo": demo.demo,
     "recipes": recipes.recipes,

@@ -34,7 +34,7 @@ from torch import Tensor
 
 from setwise.checks import see
 from setwise.data.api import DataError, Placement
-from setwise.data.fetching.cache import decoded_folders, writable
+from setwise.data.fetching.cache import FOLDER, decoded_folders, writable
 from setwise.data.fetching.limits import available_bytes
 from setwise.data.formats.decode import RESIZE, SHOW_PROGRESS_FROM, quiet_pillow, read_image, reason, room
 from setwise.data.pixels import FilePixels, Pixels, StoredPixels
@@ -48,6 +48,7 @@ WRITE_SECONDS = 1.0  # between lines of the index, each of which waits for the d
 Stat = tuple[int, int]  # bytes of a file, and when it was changed, in nanoseconds
 Broken = list[tuple[int, str]]  # places of files, and what is wrong with them
 DIED = "decoding it ended the process: {}"
+HEAD_BYTES = 2**16  # of an index, which hold its first line
 UNKNOWN = (-1, -1)  # the Stat of no file
 
 
@@ -454,14 +455,21 @@ class Kept:
 
 
 def all_kept(root: Path) -> list[Kept]:
-    """What is kept below ``root``, or below the default root."""
+    """What is kept below ``root``."""
     found = []
-    for place in sorted(entry for folder in decoded_folders(root) if folder.is_dir() for entry in folder.iterdir()):
+    for place in sorted((root / FOLDER).iterdir()) if (root / FOLDER).is_dir() else ():
         if place.is_dir():
-            headers = (_parsed(path.read_bytes().partition(b"\n\n")[0].strip()) for path in place.glob("*.index"))
-            folder = next((header["folder"] for header in headers if isinstance(header, dict)), place.name)
-            found.append(Kept(place, folder, sum(path.lstat().st_size for path in place.iterdir())))
+            heads = [header for path in place.glob("*.index") if (header := _head(path)) is not None]
+            size = sum(path.lstat().st_size for path in place.iterdir())
+            found.append(Kept(place, heads[0]["folder"] if heads else place.name, size))
     return found
+
+
+def _head(path: Path) -> dict[str, Any] | None:
+    """The first line of an index."""
+    with path.open("rb") as file:
+        header = next(filter(None, map(_parsed, file.read(HEAD_BYTES).split(b"\n"))), None)
+    return header if isinstance(header, dict) and isinstance(header.get("folder"), str) else None
 
 
 def remove(kept: Kept) -> None:

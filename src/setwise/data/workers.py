@@ -58,11 +58,13 @@ class Place:
         """Before the processes start."""
         self._at = np.frombuffer(mmap.mmap(-1, 8 * max(1, workers)), np.int64)  # shared with processes started later
         self._at[:] = NOTHING
-        self._turns = scratch()
+        self._turns, self._parent = scratch(), os.getpid()
 
     def at(self, file: int) -> None:
-        """Say that this process turns to that file."""
+        """Say that this process turns to that file. It ends here if the process that started it was killed."""
         info = get_worker_info()
+        if info is not None and os.getppid() != self._parent:
+            os._exit(1)
         self._at[0 if info is None else info.id] = file
 
     def files(self) -> list[int]:
@@ -102,18 +104,19 @@ class Workers(Generic[T]):
         able = "fork" in multiprocessing.get_all_start_methods() and not multiprocessing.current_process().daemon
         workers = workers if able else 0
         self._place = Place(workers)
-        loader = DataLoader(
-            _Work(work, self._place),
-            batch_sampler=chunks,
-            collate_fn=_as_it_is,
-            num_workers=workers,
-            prefetch_factor=READ_AHEAD if workers else None,
-            # Other ways to start a process run the caller's script again, unless it is written for that.
-            multiprocessing_context="fork" if workers else None,
-            in_order=in_order,
-        )
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*fork", category=DeprecationWarning)
+            warnings.filterwarnings("ignore", message="This DataLoader will create")  # more than there are processors
+            loader = DataLoader(
+                _Work(work, self._place),
+                batch_sampler=chunks,
+                collate_fn=_as_it_is,
+                num_workers=workers,
+                prefetch_factor=READ_AHEAD if workers else None,
+                # Other ways to start a process run the caller's script again, unless it is written for that.
+                multiprocessing_context="fork" if workers else None,
+                in_order=in_order,
+            )
             self._results: Iterator[T] | None = iter(loader)  # the processes start here, in the caller's thread
 
     def __enter__(self) -> Iterator[T]:
