@@ -97,7 +97,7 @@ def test_the_same_bytes_everywhere_and_pillows(tmp_path, root):
     assert torch.equal(listed.images, whole)
     for k, name in enumerate(found["mapped"].paths):
         with Image.open(place / name) as image:
-            # JPEG's own halving: what stays is at least twice as large as needed.
+            # JPEG's own halving: what stays is at least twice as large as needed. These sides are multiples of 4.
             scale = {"a.jpg": 2, "b.jpg": 4, "c.jpg": 4}.get(name, 1)
             if image.format == "JPEG":
                 image.draft(None, (image.width // scale, image.height // scale))
@@ -110,6 +110,20 @@ def test_the_same_bytes_everywhere_and_pillows(tmp_path, root):
                 )
         assert np.array_equal(whole[k].permute(1, 2, 0), np.array(expected)), name
         assert np.abs(np.array(expected, int) - np.array(close, int)).mean() < 2
+
+
+@pytest.mark.parametrize(("height", "width", "turned"), [(427, 640, False), (1003, 801, True), (399, 1207, True)])
+def test_halved_jpegs_are_where_whole_ones_are(tmp_path, monkeypatch, height, width, turned):
+    """Whose sides are no multiples of what they are divided by."""
+    exif = Image.Exif()
+    exif[0x0112] = 8 if turned else 1
+    noise(height // 4, width // 4).resize((width, height)).save(tmp_path / "one.jpg", quality=95, exif=exif)
+    found = decode.read_image(tmp_path / "one.jpg", (48, 64), crop=True)
+    with Image.open(tmp_path / "one.jpg") as image:
+        whole = ImageOps.fit(ImageOps.exif_transpose(image), (64, 48), Image.Resampling.BILINEAR)
+    error = np.square(found.astype(float) - np.array(whole, float)).mean()
+    assert error > 0
+    assert 10 * np.log10(255**2 / error) > 48
 
 
 def test_few_files_are_not_kept_and_many_are_decoded_once(photos, root, decodes, monkeypatch):

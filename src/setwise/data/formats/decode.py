@@ -62,12 +62,28 @@ def read_image(
     ``crop``: see ``to_array``; then the decoder itself halves large JPEGs. Images that take much memory are decoded
     within ``turn()``.
     """
+    from PIL import Image
+
     with _opened(path) as image:
+        small = None
         if crop and size is not None and image.format in ("JPEG", "MPO"):
-            height, width = (SPARE * side for side in (size[::-1] if _on_its_side(image) else size))
-            image.draft(None, (width, height))  # halves as long as the image stays that large
+            form, whole = size if _on_its_side(image) else size[::-1], image.size  # width, height, as stored
+            small = image.draft(None, (SPARE * form[0], SPARE * form[1]))  # halved while it stays that large
         with turn() if image.width * image.height > LARGE else nullcontext():
-            return to_array(image, size, crop=crop)
+            if small is None or image.size == whole:
+                return to_array(image, size, crop=crop)
+            # The last row and column may be of less than a whole pixel: the decoder says how much is in the picture.
+            box = _around_centre(small[1][2:], form)
+            image = image if image.mode == "RGB" else image.convert("RGB")
+            return to_array(image.resize(form, Image.Resampling.BILINEAR, box=box), None)
+
+
+def _around_centre(size: tuple[float, float], form: tuple[int, int]) -> tuple[float, float, float, float]:
+    """The largest box of that form in an image of that size, both (width, height): left, top, right, bottom."""
+    scale = min(size[0] / form[0], size[1] / form[1])
+    width, height = scale * form[0], scale * form[1]
+    left, top = (size[0] - width) / 2, (size[1] - height) / 2
+    return max(0.0, left), max(0.0, top), min(size[0], left + width), min(size[1], top + height)
 
 
 @contextmanager
