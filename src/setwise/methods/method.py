@@ -11,8 +11,8 @@ from torch import Tensor, nn
 import setwise.register as register
 from setwise.checks import see
 from setwise.data import ImageSet, MatchedSet
+from setwise.encoders import check_size, projection_head
 from setwise.encoders import create as create_encoder
-from setwise.encoders import projection_head
 from setwise.losses.objective import build
 from setwise.losses.parallel import Processes
 from setwise.recipe import Recipe
@@ -47,6 +47,7 @@ class Parts:
                 f"expected images of at least {least} x {least} pixels for {recipe.encoder.name}, got "
                 f"{size[0]} x {size[1]}; --encoder resnet8 takes any"
             )
+        check_size(self.encoder, recipe.encoder.name, self.channels, (size[0], size[1]))
         self.views: Views = register.views[recipe.views.name].make(mean=data.mean, std=data.std, **recipe.views.options)
 
     @property
