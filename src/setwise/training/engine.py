@@ -344,7 +344,7 @@ class Engine:
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
             if isinstance(error, torch.OutOfMemoryError):
-                hint = f"a batch below {self.recipe.batch} needs less memory"
+                hint = f"a batch below {self.recipe.batch} or more --parts need less memory"
             else:  # a loss that waits for the device, such as dense eigenvalues of more rows than our kernel takes
                 hint = "--no-capture takes steps one by one"
             raise TrainingError(

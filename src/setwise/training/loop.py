@@ -244,7 +244,7 @@ def _explained(error: Exception, engine: Engine, step: int) -> TrainingError | N
     if out_of_memory(error):
         return TrainingError(
             f"{where}: out of memory ({str(error).splitlines()[0]}); what was written before is "
-            f"intact, a batch below {engine.recipe.batch} needs less, {see('how-to/errors#space')}"
+            f"intact, a batch below {engine.recipe.batch} or more --parts need less, {see('how-to/errors#space')}"
         )
     return None
 
