@@ -322,9 +322,10 @@ class Engine:
         """Compile the encoder and take a step with each batch size. If that fails, warn and go on without."""
         undo, reason = compile_encoder(self.method.encoder), ""
         try:
-            for rows in sorted(self._offsets, reverse=True):
-                self.begin(0)
-                self._step(rows)
+            with within(self._stream) if self._stream is not None else nullcontext():
+                for rows in sorted(self._offsets, reverse=True):
+                    self.begin(0)
+                    self._step(rows)
         except Exception as error:  # whatever a compiler may raise; an error of the network itself comes again
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
         if self.processes.largest(bool(reason), self.device):
