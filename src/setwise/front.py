@@ -119,7 +119,8 @@ def pretrain(
     ``data`` is a name, a path, or an ``ImageSet`` (see ``sw.data.from_images``); ``recipe`` a name, a TOML file,
     or a ``Recipe``. ``changes`` are fields of the recipe by their paths, as in {"objective.temperature": 0.2,
     "epochs": 20}; ``method``, ``encoder`` and ``terms`` (a weight for each set-level term, instead of the recipe's) are
-    those that people change most. ``out``: the run's folder, runs/NAME/seed-N if none. ``loggers``: names, or tables
+    those that people change most. ``out``: the run's folder, runs/NAME/seed-N if none. ``compile``: the encoder, by
+    torch.compile. ``loggers``: names, or tables
     such as {"name": "wandb", "project": "mine"}.
 
     Examples:
