@@ -120,8 +120,7 @@ def pretrain(
     or a ``Recipe``. ``changes`` are fields of the recipe by their paths, as in {"objective.temperature": 0.2,
     "epochs": 20}; ``method``, ``encoder`` and ``terms`` (a weight for each set-level term, instead of the recipe's) are
     those that people change most. ``out``: the run's folder, runs/NAME/seed-N if none. ``compile``: the encoder, by
-    torch.compile. ``loggers``: names, or tables
-    such as {"name": "wandb", "project": "mine"}.
+    torch.compile. ``loggers``: names, or tables such as {"name": "wandb", "project": "mine"}.
 
     Examples:
         >>> run = sw.pretrain("digits", terms={"qare": 0.5}, changes={"epochs": 1, "probe.epochs": 1}, out="runs/a")

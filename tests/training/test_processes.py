@@ -363,10 +363,14 @@ def test_norms_on_a_gpu_are_over_the_images_of_all_processes(tmp_path):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("encoder", ["conv4", "resnet32", "resnet18"])
-def test_a_step_with_ddp_is_captured_and_the_same(encoder):
+@pytest.mark.parametrize(
+    ("encoder", "parts"),
+    [("conv4", 1), ("resnet32", 1), ("resnet18", 1), ("conv4", 4)],
+    ids=["conv4", "resnet32", "resnet18", "parts"],
+)
+def test_a_step_with_ddp_is_captured_and_the_same(encoder, parts):
     """A process group of one, on NCCL."""
-    recipe = Recipe.read({"objective": QARE, "encoder": encoder, "batch": 64, "epochs": 2})
+    recipe = Recipe.read({"objective": QARE, "encoder": encoder, "batch": 64, "epochs": 2, "parts": parts})
     pixels = torch.randint(0, 256, (300, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     data = ImageSet("noise", "train", pixels, torch.full((300,), -1), ())
     device, found = torch.device("cuda", 0), []

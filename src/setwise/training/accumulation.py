@@ -90,7 +90,7 @@ def backward_in_parts(
 def average_gradients(parameters: Sequence[nn.Parameter], processes: Processes) -> None:
     """Give every process the mean of all processes' gradients, in one message for each dtype: what DDP does."""
     found = [p.grad for p in parameters if p.grad is not None]
-    for dtype in {g.dtype for g in found}:
+    for dtype in dict.fromkeys(g.dtype for g in found):  # in the same order everywhere
         same = [g for g in found if g.dtype == dtype]
         flat = torch.cat([g.flatten() for g in same])
         dist.all_reduce(flat, group=processes.group)
