@@ -50,8 +50,8 @@ def backward_in_parts(
     """``terms = method(batch)`` and ``terms["loss"].backward()`` for a batch in parts; returns the terms.
 
     Each part is rendered twice, and its views are the same both times. The first pass leaves no trace in buffers, so
-    that BatchNorm counts every image once. Each pass has an ``autocast`` of its own: torch keeps the weights that it
-    cast within one, and those of the first have no gradients.
+    that BatchNorm counts every image once. Each pass has an ``autocast`` of its own: weights that are cast without
+    gradients, and kept, must not serve the pass that has them.
     """
     batches = divided(batch, parts)
     before = [(x, x.clone()) for x in method.buffers()]
