@@ -35,7 +35,7 @@ def mine(registries):
 RECIPE = {"encoder": "small", "batch": 90, "epochs": 1, "objective": "nt-xent", "precision": "float64"}
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's own compiler
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")  # of torch's own compiler
 def test_two_compiled_steps_are_two_plain_ones(tmp_path, digits, monkeypatch):
     compiled, compile = [], torch.compile
     monkeypatch.setattr(
