@@ -288,6 +288,18 @@ def test_the_benchmarks_page_is_made_of_the_records():
         assert f"{row['setwise_ms']:.3f} ms" in page
 
 
+def test_large_networks_are_shown_where_records_have_them(tmp_path):
+    assert hooks().large_steps(tmp_path) == ""
+    row = {"ms": 100.0, "images_per_second": 2560.0, "share_of_peak": 0.42, "peak_bytes": 50 * 2**30}
+    large = {"vit-s16": {"encoder": "timm/vit", "ways": {"setwise": row, "plain": {"ms": 2.5, "images_per_second": 9}}}}
+    record = {"hardware": {"name": "a machine"}, "encoders": {}, "large": large}
+    (tmp_path / "bench-step-a.json").write_text(json.dumps(record))
+    (tmp_path / "bench-step-b.json").write_text(json.dumps({"encoders": {}}))
+    page = hooks().large_steps(tmp_path)
+    assert "| timm/vit, a machine | setwise | 100.0 ms | 2,560 | 42 % | 50 GiB |" in page
+    assert "| plain | 2.5 ms | 9 | – | – |" in page
+
+
 def test_the_results_page_is_made_of_the_records(tmp_path):
     assert "No runs yet" in hooks().results_page(tmp_path)[0]
     for name, shift in (("paper/digits-conv4-simclr", 0.0), ("paper/digits-conv4-simclr-qare", 0.01)):

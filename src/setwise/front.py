@@ -109,6 +109,7 @@ def pretrain(
     resume: bool = False,
     evaluate: bool = True,
     capture: bool = True,
+    compile: bool = False,
     checkpoint_seconds: float = 60.0,
     loggers: Sequence[LoggerChoice] = (),
     quiet: bool = True,
@@ -118,8 +119,8 @@ def pretrain(
     ``data`` is a name, a path, or an ``ImageSet`` (see ``sw.data.from_images``); ``recipe`` a name, a TOML file,
     or a ``Recipe``. ``changes`` are fields of the recipe by their paths, as in {"objective.temperature": 0.2,
     "epochs": 20}; ``method``, ``encoder`` and ``terms`` (a weight for each set-level term, instead of the recipe's) are
-    those that people change most. ``out``: the run's folder, runs/NAME/seed-N if none. ``loggers``: names, or tables
-    such as {"name": "wandb", "project": "mine"}.
+    those that people change most. ``out``: the run's folder, runs/NAME/seed-N if none. ``compile``: the encoder, by
+    torch.compile. ``loggers``: names, or tables such as {"name": "wandb", "project": "mine"}.
 
     Examples:
         >>> run = sw.pretrain("digits", terms={"qare": 0.5}, changes={"epochs": 1, "probe.epochs": 1}, out="runs/a")
@@ -150,6 +151,7 @@ def pretrain(
         resume=resume,
         processes=processes,
         capture=capture,
+        compile=compile,
         checkpoint_seconds=checkpoint_seconds,
         loggers=more,
         quiet=quiet,

@@ -123,8 +123,12 @@ def test_weights_that_the_last_step_lost_are_not_written(tmp_path, digits, recip
         (ValueError("something else"), TrainingError, "^epoch 2, step 2 of 4: something else$"),
         (ValueError("expected z_a to be finite"), TrainingError, "^epoch 2, step 2 of 4: .*finite.*lower lr"),
         (RuntimeError("something else"), RuntimeError, "^something else$"),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), TrainingError, "a batch below 60 needs less"),
-        (torch.OutOfMemoryError("CUDA out of memory."), TrainingError, "out of memory .*a batch below 60 needs less"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), TrainingError, "a batch below 60 or more --parts"),
+        (
+            torch.OutOfMemoryError("CUDA out of memory."),
+            TrainingError,
+            "out of memory .*a batch below 60 or more --parts",
+        ),
     ],
 )
 def test_an_error_of_a_step_says_where_and_what_may_help(tmp_path, digits, recipe, clock, error, seen, message):

@@ -46,6 +46,7 @@ class Options:
     resume: Annotated[bool, tyro.conf.arg(help="go on with the run in that folder, if there is one")] = False
     checkpoint_seconds: Annotated[float, tyro.conf.arg(help="between checkpoints")] = 60.0
     capture: Annotated[bool, tyro.conf.arg(help="steps as CUDA graphs, on a GPU")] = True
+    compile: Annotated[bool, tyro.conf.arg(help="the encoder, by torch.compile: for timm's and torchvision's")] = False
     evaluate: Annotated[bool, tyro.conf.arg(help="linear probe and kNN, or the assignments, at the end")] = True
     quiet: Annotated[bool, tyro.conf.arg(help="no progress")] = False
 

@@ -77,6 +77,7 @@ class RunOptions:
     resume: bool = False  # go on from the folder's checkpoint, if there is one
     processes: Processes = field(default_factory=Processes)
     capture: bool = True  # steps as CUDA graphs, on a GPU
+    compile: bool = False  # the encoder, by torch.compile
     checkpoint_seconds: float = 60.0  # between checkpoints
     # Beside csv and jsonl: names, or tables with options such as {"name": "wandb", "project": "mine"}.
     loggers: tuple[str | Mapping[str, Any], ...] = ()
@@ -110,7 +111,8 @@ def train(
         if first:
             checkpoints.remove_unfinished(path)
         earlier = _earlier_checkpoint(path, recipe, seed, data, how.resume) if path.exists() else None
-        engine = Engine(recipe, data, seed=seed, device=how.device, processes=how.processes, capture=how.capture)
+        options: Any = {"processes": how.processes, "capture": how.capture, "compile": how.compile}
+        engine = Engine(recipe, data, seed=seed, device=how.device, **options)
         if encoder is not None:
             if not isinstance(encoder, dict):
                 raise ValueError(
@@ -242,7 +244,7 @@ def _explained(error: Exception, engine: Engine, step: int) -> TrainingError | N
     if out_of_memory(error):
         return TrainingError(
             f"{where}: out of memory ({str(error).splitlines()[0]}); what was written before is "
-            f"intact, a batch below {engine.recipe.batch} needs less, {see('how-to/errors#space')}"
+            f"intact, a batch below {engine.recipe.batch} or more --parts need less, {see('how-to/errors#space')}"
         )
     return None
 
