@@ -135,7 +135,7 @@ def test_the_run_of_a_lost_worker_is_given_to_another(engine, number, undisturbe
         assert outcome(job, tmp_path / "r") == outcome(job, undisturbed)
 
 
-@pytest.mark.parametrize("engine", ["ray", "slurm"], indirect=True)
+@pytest.mark.parametrize("engine", ["ray"], indirect=True)
 def test_a_run_that_fails_is_told_once_and_the_others_go_on(engine, tmp_path, capfd):
     first, second = training(1, 2)
     first = replace(first, recipe=first.recipe.changed({"data": "nowhere"}))

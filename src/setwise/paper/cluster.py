@@ -37,6 +37,7 @@ from setwise.paper.reproduce import (
 )
 from setwise.recipe import Recipe
 from setwise.runs import choose_device
+from setwise.training.checkpoint import remove_unfinished
 from setwise.training.errors import Interrupted
 from setwise.training.loop import Signals
 from setwise.version import __version__
@@ -113,24 +114,11 @@ def reproduce(
     options = read_resources(resources)
     with ExitStack() as locks:
         mine = [job for job in jobs if _take(job.record(results), locks)]
-        requests = [_request(job, scratch, device, root) for job in mine]
-        engine = _on_ray(requests, device, options) if on == "ray" else _on_slurm(requests, scratch, options)
-        with closing(engine) as answers:
-            if mine:
-                next(answers)  # all are submitted; Ray has set signal handlers of its own
-            with Signals() as signals:
-                for answered in answers if mine else ():
-                    if answered is not None:
-                        number, text = answered
-                        _keep(mine[number], text, results, scratch if forget else None)
-                    if signals.seen:
-                        break
-        if signals.seen:
-            raise Interrupted(
-                signals.seen,
-                f"stopped by {signal.Signals(signals.seen).name}; its runs on the cluster are cancelled, "
-                "the records that came are kept, the same command goes on",
-            )
+        if mine:
+            requests = [_request(job, scratch, device, root) for job in mine]
+            engine = _on_ray(requests, device, options) if on == "ray" else _on_slurm(requests, scratch, options)
+            with closing(engine) as answers:  # which cancels what is left
+                _collect(mine, answers, results, scratch if forget else None)
     return count_missing(jobs, results, repeat=len(mine) > 1)
 
 
@@ -156,7 +144,10 @@ def _take(record: Path, locks: ExitStack) -> bool:
         record.parent.mkdir(parents=True, exist_ok=True)
         locks.enter_context(locked(lock_of(record), option="--results"))
         locks.callback(lock_of(record).unlink, missing_ok=True)
-        return not record.exists() and not failure_of(record).exists()  # another had it until just now
+        if not record.exists() and not failure_of(record).exists():  # another had it until just now
+            for unfinished in (record, failure_of(record)):
+                remove_unfinished(unfinished)
+            return True
     return False
 
 
@@ -174,6 +165,22 @@ def _request(job: Job, scratch: Path, device: str, root: Path | None) -> str:
             "device": device,
         }
     )
+
+
+def _collect(jobs: Sequence[Job], answers: Answers, results: Path, scratch: Path | None) -> None:
+    """Keep the answers as they come, until a signal."""
+    next(answers)  # all are submitted; Ray has set its own signal handlers by now
+    with Signals() as signals:
+        for answered in answers:
+            if answered is not None:
+                number, text = answered
+                _keep(jobs[number], text, results, scratch)
+            if signals.seen:
+                raise Interrupted(
+                    signals.seen,
+                    f"stopped by {signal.Signals(signals.seen).name}; its runs on the cluster are cancelled, "
+                    "the records that came are kept, the same command goes on",
+                )
 
 
 def _keep(job: Job, text: str, results: Path, scratch: Path | None) -> None:
