@@ -186,16 +186,16 @@ def _collect(jobs: Sequence[Job], answers: Answers, results: Path, scratch: Path
 def _keep(job: Job, text: str, results: Path, scratch: Path | None) -> None:
     """Write the record of an answer, or the failure; the run's folder in ``scratch`` goes if it can be seen here."""
     answer, path = json.loads(text), job.record(results)
-    where = f" on {answer['host']}" if "host" in answer else ""
+    where = f"on {answer['host']}: " if "host" in answer else ""
     try:
         if "failed" in answer:
-            return tell_failure(job, path, answer["failed"] + where, answer["trace"])
+            return tell_failure(job, path, where + answer["failed"], answer["trace"])
         records.write(path, answer["record"])
     except ValueError as error:  # numbers that are not finite
-        return tell_failure(job, path, f"{error}{where}", "")
+        return tell_failure(job, path, f"{where}{error}", "")
     if scratch is not None:
         shutil.rmtree(folder_of(job, scratch), ignore_errors=True)
-    print(f"{who(job)}: {answer['seconds']:.1f} s{where}", flush=True)
+    print(f"{who(job)}: {answer['seconds']:.1f} s on {answer['host']}", flush=True)
 
 
 def _failed(error: Exception) -> str:
