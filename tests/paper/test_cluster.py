@@ -23,7 +23,7 @@ from setwise.paper import reproduce as local
 from setwise.paper.jobs import Job, expand
 from setwise.training.errors import Interrupted
 
-EPOCHS = 8  # long enough to be killed in the middle
+EPOCHS = 12  # long enough to be killed in the middle
 linux = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes as Linux shows them")
 
 
