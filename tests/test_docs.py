@@ -99,7 +99,7 @@ def parse(monkeypatch):
 
     for place in (
         *("front.pretrain", "runs.choose_device", "runs.export", "demo.run", "views.preview.write_preview"),
-        *("paper.report.report", "paper.reproduce.reproduce", "report.any_runs.report_runs"),
+        *("paper.report.report", "paper.reproduce.reproduce", "paper.cluster.reproduce", "report.any_runs.report_runs"),
         *(f"data.manage.{x}" for x in ("show_list", "fetch_and_tell", "check_and_tell")),
     ):
         monkeypatch.setattr(f"setwise.{place}", begin)

@@ -145,7 +145,7 @@ def test_an_error_of_a_step_says_where_and_what_may_help(tmp_path, digits, recip
 def test_a_lost_terminal_is_ignored_where_the_user_says_so():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
     try:
-        with loop._Signals() as signals:
+        with loop.Signals() as signals:
             os.kill(os.getpid(), signal.SIGHUP)
             assert not signals.seen
             assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
@@ -156,12 +156,12 @@ def test_a_lost_terminal_is_ignored_where_the_user_says_so():
 def test_signals_are_given_back_and_not_taken_from_the_main_thread():
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = [signal.getsignal(number) for number in numbers]
-    with loop._Signals():
+    with loop.Signals():
         assert all(signal.getsignal(number) not in before for number in numbers)
     assert [signal.getsignal(number) for number in numbers] == before
 
     def elsewhere():
-        with loop._Signals() as signals:
+        with loop.Signals() as signals:
             return signals
 
     with ThreadPoolExecutor() as pool:
@@ -171,7 +171,7 @@ def test_signals_are_given_back_and_not_taken_from_the_main_thread():
 
 def test_one_signal_may_come_twice(monkeypatch):
     """From the terminal, and from the process that started this one and heard it too."""
-    with loop._Signals() as signals:
+    with loop.Signals() as signals:
         try:
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
                 os.kill(os.getpid(), number)

@@ -46,13 +46,13 @@ def stopping_signals() -> list[int]:
     return stopping if hangup is None or signal.getsignal(hangup) is signal.SIG_IGN else [*stopping, hangup]
 
 
-class _Signals:
+class Signals:
     """SIGINT, SIGTERM and SIGHUP as something to look at between steps; another one, later, is obeyed at once."""
 
     seen = 0
     _when = 0.0
 
-    def __enter__(self) -> _Signals:
+    def __enter__(self) -> Signals:
         ours = threading.current_thread() is threading.main_thread()  # elsewhere their owner has them
         self._old = {number: signal.signal(number, self._note) for number in stopping_signals()} if ours else {}
         return self
@@ -128,7 +128,7 @@ def train(
             contextlib.closing(engine),
             Reporter(title, epochs=recipe.epochs, images=len(data), quiet=how.quiet or not first) as reporter,
             open_loggers(folder, history, (*ALWAYS, *how.loggers) if first else ()) as loggers,
-            _Signals() as signals,
+            Signals() as signals,
         ):
             if earlier is not None and earlier.epoch == recipe.epochs:
                 return engine, earlier
@@ -153,7 +153,7 @@ class _Run:
     history: list[dict[str, Any]]
     loggers: list[Logger]
     reporter: Reporter
-    signals: _Signals
+    signals: Signals
     after_epoch: AfterEpoch | None
     resumptions: list[dict[str, Any]] = field(default_factory=list)
     began: float = field(default_factory=lambda: time.perf_counter())
