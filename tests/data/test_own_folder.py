@@ -138,11 +138,12 @@ def test_a_folder_needs_nothing_else(photos, tmp_path, capsys, monkeypatch, labe
     main(command)
     (tmp_path / "runs" / "photos" / "seed-1").rename(tmp_path / "run")
     shown = capsys.readouterr().out
-    assert f"{22 if labelled else 24} images to train on" in shown
+    assert "photos: 22 images to train on" in shown
     assert "32x32" in shown
     record = json.loads((tmp_path / "run" / "record.json").read_text())
-    assert record["data"] == {"name": "photos"} | ({"train": 22, "test": 2} if labelled else {"train": 24})
+    assert record["data"] == {"name": "photos", "train": 22, "test": 2}
     assert ("probe_accuracy" in record["final"]) == labelled
+    assert ("view_retrieval_accuracy" in record["final"]) != labelled
     assert ("same_class" in sw.load_run("run").checkpoint.history[0]["structure"]) == labelled
     assert str(tmp_path) not in (tmp_path / "run" / "record.json").read_text()
     size = ["--size", "48x32", "--out", "sized"]
