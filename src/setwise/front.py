@@ -213,7 +213,7 @@ def compose(
         weights = {term: {} if weight is None else {"weight": weight} for term, weight in terms.items()}
         changes = {**changes, "terms": [mine.get(term, {"term": term}) | weight for term, weight in weights.items()]}
     if own:
-        about = "without what your images decide: encoder, batch, epochs, views"
+        about = "of which your images decide encoder, batch, epochs and views, unless you do"
         images = Path(source).resolve().name.removeprefix(PYTHON) or "images"
         plan = Plan(start.changed({"warmup": 0, "about": about, **changes}), images, images, changes)
         return compose(DEFAULT, given, terms) if plan.recipe.matched else plan

@@ -38,7 +38,9 @@ RENAMED = {  # options of version 0.1
 class Options:
     """Options of the run itself. All others are fields of the recipe."""
 
-    recipe: Annotated[str, tyro.conf.arg(help="a name that `setwise recipes` knows, or a TOML file")] = ""
+    recipe: Annotated[
+        str, tyro.conf.arg(help="a name that `setwise recipes` knows, or a TOML file; if none, your own images decide")
+    ] = ""
     seed: Annotated[int, tyro.conf.arg(help="of initial weights, order and views")] = 1
     use: Use = ()
     out: Annotated[

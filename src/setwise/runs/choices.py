@@ -14,7 +14,7 @@ from setwise.recipe import Recipe, flat
 TINY, SMALL = 16, 64  # pixels of the longer side
 PIXELS = 256 * 224 * 224  # of a step, at most: some 6 GB for ResNet-18 in bfloat16
 GPU_IMAGES = 10_000_000  # that a run on a GPU sees in all: 200 epochs of CIFAR-10
-CPU_PIXELS = 300_000_000  # that a run on a CPU sees in all: about five minutes of two cores
+CPU_PIXELS = 200_000_000  # that a run on a CPU sees in all: about five minutes of two cores
 
 
 def choose(count: int, height: int, width: int, device: str) -> dict[str, tuple[object, str]]:
@@ -40,7 +40,9 @@ def choose(count: int, height: int, width: int, device: str) -> dict[str, tuple[
         "encoder.name": encoder,
         "batch": (1 << (batch.bit_length() - 1), "a power of two, at most a quarter of the images"),
         "epochs": (epochs, ends),
-        "views.preset": ("self-supervised", "SimCLR's") if side > SMALL else ("modern", "weaker colours, as on CIFAR"),
+        "views.preset": ("self-supervised", "SimCLR's, for photos")
+        if side > SMALL
+        else ("modern", "SimCLR's with weaker colours, for small images"),
     }
 
 
