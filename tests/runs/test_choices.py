@@ -124,6 +124,18 @@ def test_a_report_of_runs_without_labels(photos, capsys):
     assert float(row[header.index("view retrieval accuracy")]) == pytest.approx(mean)
 
 
+def test_a_test_folder_without_classes_is_tested_on(photos):
+    for split, count in (("train", 34), ("test", 6)):
+        (photos / split).mkdir()
+        for path in sorted(photos.glob("*.png"))[:count]:
+            path.rename(photos / split / path.name)
+    run = sw.pretrain("photos", changes={"epochs": 1}, device="cpu")
+    assert run.record["data"] == {"name": "photos", "train": 34, "test": 6}
+    assert run.record["final"]["view_retrieval_accuracy"] * 6 == pytest.approx(
+        round(run.record["final"]["view_retrieval_accuracy"] * 6)
+    )
+
+
 def test_too_few_images_to_hold_any_out(images, tmp_path):
     few = images.select(torch.arange(14), split="train")
     run = sw.pretrain(few, changes={"epochs": 1, "batch": 4}, device="cpu", out=tmp_path)

@@ -76,8 +76,8 @@ def choices(
         drawn = "" if own else f", drawn by split_seed {recipe.data.split_seed}"
         lines.append(f"{len(test_set):,} images to test on: {test_set.split}{drawn}")
     if len(names) < 2:
-        instead = "; instead, the two views of each test image look for each other" if test_set is not None else ""
-        lines.append(f"no probe at the end: that needs two classes or more, each in a folder of its own{instead}")
+        instead = "; the two views of each test image will look for each other instead" if test_set is not None else ""
+        lines.append(f"no probe, which needs two classes or more, each in a folder of its own{instead}")
     lines += [note.replace("\n", "\n  ") for note in train_set.notes]
     if test_set is not None and own:
         lines += [f"{test_set.split}: {note}" for note in test_set.notes[1:]]
