@@ -12,7 +12,7 @@ from setwise.encoders import Conv4
 from setwise.recipe import Recipe, flat
 
 TINY, SMALL = 16, 64  # pixels of the longer side
-PIXELS = 256 * 224 * 224  # of a step, at most: some 6 GB for ResNet-18 in bfloat16
+PIXELS = 256 * 224 * 224  # of a step, at most: an estimated 6 GB for ResNet-18 in bfloat16
 GPU_IMAGES = 10_000_000  # that a run on a GPU sees in all: 200 epochs of CIFAR-10
 CPU_PIXELS = 200_000_000  # that a run on a CPU sees in all: about five minutes of two cores
 
