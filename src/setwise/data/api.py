@@ -12,12 +12,17 @@ whatever the split: the library splits them.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from setwise.checks import check_count
+
+if TYPE_CHECKING:
+    from setwise.data.pixels import Pixels
 
 TRAIN_SHARE, VAL_SHARE = 0.70, 0.15
 PARTS = ("train", "val", "test", "all")  # of a matched set
@@ -36,6 +41,9 @@ class ImageSet:
     [C] normalise images in [0, 1]: ``(images / 255 - mean) / std``; the defaults are for colour images of which nobody
     published any. ``images`` may be mapped from a file: writing to it changes the tensor, never the file.
 
+    ``pixels`` are the images where these are too many for the memory. Then ``images`` has a shape, on the device
+    "meta", and no values: ``read`` gives some of them, wherever they are.
+
     Images without labels have no ``classes``, and the label -1. ``paths`` name the files, below their folder, where
     there are any. ``notes`` say, for people, how the images were read.
     """
@@ -49,6 +57,7 @@ class ImageSet:
     std: tuple[float, ...] = (0.25, 0.25, 0.25)
     paths: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    pixels: Pixels | None = None
 
     def __post_init__(self) -> None:
         """Raise unless the parts fit together."""
@@ -75,10 +84,24 @@ class ImageSet:
         shape = "x".join(map(str, self.images.shape))
         return f"ImageSet({self.name!r}, split={self.split!r}, images={shape}, classes={len(self.classes)})"
 
+    def read(self, rows: Tensor | slice) -> Tensor:
+        """These images, uint8 [n, C, H, W], wherever they are."""
+        return self.images[rows] if self.pixels is None else self.pixels[rows]
+
+    def chunks(self, size: int) -> Iterator[Tensor]:
+        """All images in order, ``size`` at a time."""
+        if self.pixels is None:
+            return iter(torch.split(self.images, size))
+        rows = torch.split(torch.arange(len(self), device="cpu"), size)
+        shape = self.images.shape[1:]
+        return self.pixels.batches(rows, lambda n: torch.empty(n, *shape, dtype=torch.uint8, device="cpu"))
+
     def select(self, rows: Tensor, *, split: str) -> ImageSet:
         """The images ``rows`` (int64 [n]) alone, with their labels and paths."""
         paths = tuple(self.paths[i] for i in rows.tolist()) if self.paths else ()
-        return replace(self, split=split, images=self.images[rows], labels=self.labels[rows], paths=paths)
+        pixels = None if self.pixels is None else self.pixels.select(rows)
+        images = self.images[rows] if pixels is None else self.images.new_empty(pixels.shape)
+        return replace(self, split=split, images=images, labels=self.labels[rows], paths=paths, pixels=pixels)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -54,7 +54,7 @@ def extract(
     chunks: list[Tensor] = []
     with evaluating(encoder), _without_tf32(device), torch.no_grad(), autocast:
         rows = int(batch or (128 if device.type == "cpu" else 1024))
-        for images, samples in zip(torch.split(image_set.images, rows), torch.split(places, rows), strict=True):
+        for images, samples in zip(image_set.chunks(rows), torch.split(places, rows), strict=True):
             last = device.type == "cuda"
             x = made(images.to(device), samples=samples, seed=0, epoch=0, view=view, channels_last=last)
             features = encoder(x.to(dtype))

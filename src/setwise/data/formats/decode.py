@@ -49,10 +49,13 @@ def is_image(path: Path) -> bool:
     return path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
 
 
-def read_image(path: Path, size: tuple[int, int] | None = None) -> npt.NDArray[np.uint8]:
-    """One image as RGB, uint8 [H, W, 3], resized (bilinear) to ``size`` = (height, width) if that differs."""
+def read_image(path: Path, size: tuple[int, int] | None = None, *, crop: bool = False) -> npt.NDArray[np.uint8]:
+    """One image as RGB, uint8 [H, W, 3], resized (bilinear) to ``size`` = (height, width) if that differs.
+
+    ``crop``: see ``to_array``.
+    """
     with _opened(path) as image:
-        return to_array(image, size)
+        return to_array(image, size, crop=crop)
 
 
 @contextmanager
