@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from setwise.recipe import Recipe
+from setwise.runs.choices import recipe_for
 from setwise.runs.matching import run_matching
 from setwise.runs.pretraining import choose_device, encoder_of, export, pretrain, probe
 
-__all__ = ["choose_device", "encoder_of", "export", "pretrain", "probe", "run_matching", "run_of"]
+__all__ = ["choose_device", "encoder_of", "export", "pretrain", "probe", "recipe_for", "run_matching", "run_of"]
 
 
 def run_of(recipe: Recipe) -> Callable[..., dict[str, Any]]:

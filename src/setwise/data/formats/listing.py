@@ -3,7 +3,7 @@
 photos/*.jpg                        no classes
 photos/a/*.jpg, photos/b/*.jpg      two or more folders, all images directly in them: classes
 photos/2024/05/*.jpg, ...           any other nesting: no classes
-photos/train/..., photos/test/...   splits (val in place of test); train/CLASS/*.jpg has classes, train/*.jpg none
+photos/train/..., photos/test/...   splits (val in place of test); train/CLASS/... has classes, train/*.jpg none
 
 Hidden files and folders do not count.
 """
@@ -84,11 +84,8 @@ def list_split(folder: Path, split: str, *, follow_links: bool = False) -> Listi
             raise _no_test(folder)
         files = _sorted(_walk(folder, found, follow_links=follow_links))
         depths = {path.count(os.sep) for path, _ in files}
-        names = (
-            sorted({_parent(path) for path, _ in files})
-            if depths == {os.path.join(folder, "").count(os.sep) + 1}
-            else []
-        )
+        two = os.path.join(folder, "").count(os.sep) + 1  # separators in photos/a/1.jpg
+        names = sorted({_parent(path) for path, _ in files}) if depths == {two} else []
         if not files:
             raise _none_in(folder, found)
         return _labelled(found, files, names if len(names) > 1 else [])
@@ -103,12 +100,6 @@ def list_split(folder: Path, split: str, *, follow_links: bool = False) -> Listi
             raise DataError(f"expected the classes of {folder / 'train'}, got {place.name!r} in {folder / split} too")
         inside = Listing(folder, split)
         here = _sorted(_walk(place, inside, follow_links=follow_links))
-        inner = next((path for path, _ in here if names and os.path.dirname(path) != str(place)), None)
-        if inner is not None:
-            raise DataError(
-                f"expected the images of a class in {place} itself, got {os.path.relpath(inner, place)} there; move "
-                f"such images up, or their folder beside the other classes, {SEE}"
-            )
         if not here and not inside.unusable and (split == "train" or inside.others):
             raise _none_in(place, inside)
         files += here
@@ -123,8 +114,9 @@ def list_split(folder: Path, split: str, *, follow_links: bool = False) -> Listi
 
 def _labelled(found: Listing, files: list[tuple[str, Stat]], names: list[str]) -> Listing:
     number = {name: k for k, name in enumerate(names)}
+    above = os.path.join(found.folder, "").count(os.sep) + has_train(found.folder)  # the class is the folder below it
     found.paths, found.stats, found.classes = [path for path, _ in files], [stat for _, stat in files], tuple(names)
-    found.labels = [number[_parent(path)] if names else -1 for path in found.paths]
+    found.labels = [number[path.split(os.sep)[above]] if names else -1 for path in found.paths]
     return found
 
 
