@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from itertools import pairwise
@@ -20,6 +21,8 @@ from torch import Tensor
 from setwise.data.api import DataError
 from setwise.data.formats.decode import quiet_pillow, read_image
 from setwise.data.workers import Descriptor, Died, Place, Workers, chunks, processors
+
+TOLD = 4  # batches that the system is told of before they are read
 
 
 class Pixels(ABC):
@@ -78,23 +81,35 @@ class StoredPixels(Pixels):
         return other
 
     def batches(self, rows: Iterable[Tensor], empty: Callable[[int], Tensor]) -> Iterator[Tensor]:
-        """One read an image: the system's cache and the disk do the rest."""
+        """The system is told which images come next: so a disk reads many at once, though each read waits for one."""
+        told: deque[Tensor] = deque()
         for some in rows:
-            out = empty(len(some))
-            self.read(self._rows[some], out)
-            yield out
+            told.append(self._rows[some])
+            self._tell(told[-1])
+            if len(told) > TOLD:
+                places = told.popleft()
+                yield self.read(places, empty(len(places)))
+        for places in told:
+            yield self.read(places, empty(len(places)))
 
-    def read(self, places: Tensor, out: Tensor) -> None:
+    def _tell(self, places: Tensor) -> None:
+        if hasattr(os, "posix_fadvise"):
+            for place in places.tolist():
+                at = self._offset + self._image_bytes * place
+                os.posix_fadvise(self._file.number, at, self._image_bytes, os.POSIX_FADV_WILLNEED)
+
+    def read(self, places: Tensor, out: Tensor) -> Tensor:
         """Images that lie at these places of the file into ``out``; neighbours by one read."""
-        size, images = self._image_bytes, out.numpy().reshape(-1)
+        size, images, numbers = self._image_bytes, out.numpy().reshape(-1), places.tolist()
         starts = (torch.diff(places, prepend=places[:1] - 2) != 1).nonzero().flatten().tolist()
-        for first, end in pairwise([*starts, len(places)]):
-            view, at = images[size * first : size * end].data, self._offset + size * int(places[first])
+        for first, end in pairwise([*starts, len(numbers)]):
+            view, at = images[size * first : size * end].data, self._offset + size * numbers[first]
             while view:  # a read ends at 2 GiB
                 got = os.preadv(self._file.number, [view], at)
                 if not got:
                     raise DataError(f"expected images whole in {self._path}, got an end; remove the file")
                 view, at = view[got:], at + got
+        return out
 
 
 class FilePixels(Pixels):
