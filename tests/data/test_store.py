@@ -83,6 +83,7 @@ def test_the_same_bytes_everywhere_and_pillows(tmp_path, root):
     noise(200, 100).save(place / "d.png")
     noise(90, 90).convert("P").save(place / "e.gif")
     noise(60, 40).save(place / "f.jpg")  # too small to be halved
+    state = torch.get_rng_state()
     found = {where: sw.data.load(place, size=size, pixels=where) for where in ("resident", "mapped", "files")}
     assert found["resident"].pixels is None
     assert found["mapped"].images.device.type == found["files"].images.device.type == "meta"
@@ -93,6 +94,7 @@ def test_the_same_bytes_everywhere_and_pillows(tmp_path, root):
         part = found[where].select(torch.tensor([4, 0, 1, 3]), split="part")
         assert torch.equal(part.read(torch.tensor([2, 0])), whole[[1, 4]])
         assert torch.equal(torch.cat(list(part.chunks(3))), whole[[4, 0, 1, 3]])
+    assert torch.equal(torch.get_rng_state(), state)
     listed = sw.data.from_images([place / name for name in found["files"].paths], size=size)
     assert torch.equal(listed.images, whole)
     for k, name in enumerate(found["mapped"].paths):

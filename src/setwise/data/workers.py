@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 import numpy as np
+import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from setwise.data.progress import progress_bar
@@ -116,6 +117,7 @@ class Workers(Generic[T]):
                 # Other ways to start a process run the caller's script again, unless it is written for that.
                 multiprocessing_context="fork" if workers else None,
                 in_order=in_order,
+                generator=torch.Generator(),  # else it draws a number of torch's own, and whatever follows changes
             )
             self._results: Iterator[T] | None = iter(loader)  # the processes start here, in the caller's thread
 
