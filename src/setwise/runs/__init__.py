@@ -6,10 +6,23 @@ from collections.abc import Callable
 from typing import Any
 
 from setwise.recipe import Recipe
+from setwise.runs.embedding import embed, home, neighbours, title_of
 from setwise.runs.matching import run_matching
 from setwise.runs.pretraining import choose_device, encoder_of, export, pretrain, probe
 
-__all__ = ["choose_device", "encoder_of", "export", "pretrain", "probe", "run_matching", "run_of"]
+__all__ = [
+    "choose_device",
+    "embed",
+    "encoder_of",
+    "export",
+    "home",
+    "neighbours",
+    "pretrain",
+    "probe",
+    "run_matching",
+    "run_of",
+    "title_of",
+]
 
 
 def run_of(recipe: Recipe) -> Callable[..., dict[str, Any]]:
