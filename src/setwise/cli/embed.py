@@ -21,8 +21,8 @@ def embed(
     import setwise.runs as runs
     from setwise.evaluation.embedding import check_out
 
-    check_out(out)
     where = runs.choose_device(device)
+    check_out(out)  # before anything is computed
     table = runs.embed(run, data, device=where, root=root, skip_broken=skip_broken, follow_links=follow_links)
     for path in table.write(out):
         print(path)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float32]
 DIRECTIONS = 50  # principal ones, before anything else is computed
-FITTED = 8_000  # points that t-SNE or UMAP place; they take seconds for these, minutes for 50,000
+FITTED = 5_000  # points that t-SNE or UMAP place; they take seconds for these, minutes for 50,000
 SCORED = 2_000  # points by which the number of clusters is chosen
 NUMBERS = (2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 20, 24, 30)  # of clusters, that are tried
 LEAST = 10  # points for t-SNE; fewer are placed by their two principal directions

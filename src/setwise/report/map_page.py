@@ -141,8 +141,8 @@ def _put_duplicates(page: Page, near: Neighbourhood, threshold: float, picture: 
         return
     kept = "" if near.count == len(near.pairs) else f" The nearest {len(near.pairs):,} of them count here."
     page.text(
-        f"{near.count:,} pairs of images have a cosine of {threshold:g} or more.{kept} They make {len(groups):,} groups. "
-        "The numbers are cosines with the first image of the group; the nearest come first."
+        f"{near.count:,} pairs of images have a cosine of {threshold:g} or more.{kept} They make {len(groups):,} "
+        "groups. The numbers are cosines with the first image of the group; the nearest come first."
     )
     for group in groups[:GROUPS]:
         some = list(group.items())[:IN_GROUP]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from setwise.recipe import Recipe
-from setwise.runs.embedding import embed, home, neighbours, title_of
+from setwise.runs.embedding import embed, home, image_encoder, neighbours, title_of
 from setwise.runs.matching import run_matching
 from setwise.runs.pretraining import choose_device, encoder_of, export, pretrain, probe
 
@@ -16,6 +16,7 @@ __all__ = [
     "encoder_of",
     "export",
     "home",
+    "image_encoder",
     "neighbours",
     "pretrain",
     "probe",
