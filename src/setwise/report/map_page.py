@@ -27,6 +27,7 @@ MOST = 100_000  # images of a map; of more a sample is shown
 BUDGET = 16 * 2**20  # bytes of all thumbnails, before base64 adds a third
 SIDES = (96, 64, 48, 32)  # pixels of a thumbnail: the largest that fits the budget
 PER_SHEET, COLUMNS = 256, 16
+SQUARES = 20  # by as many, into which the map is cut: their images share sheets of thumbnails
 NEIGHBOURS, SHOWN_NEIGHBOURS = 10, 6  # that tell an outlier; that the page shows of an image
 PICTURE = 128  # pixels of a picture in a list
 TINY = 32  # up to here pictures are kept as PNG and drawn with hard edges
@@ -65,7 +66,7 @@ def write_map(
     lap("places")
     found, how_found = clusters(points, count=number)
     lap("clusters")
-    sheets, slots, cell = _sheets(table, rows)
+    sheets, slots, cell = _sheets(table, rows, places)
     lap("thumbnails")
 
     images = "image" if len(rows) == 1 else "images"
@@ -168,7 +169,7 @@ def _groupings(labels: Sequence[str], found: npt.NDArray[np.int64]) -> list[_Gro
     notes = []
     for k in numbers:
         inside = Counter(labels[row] for row in np.flatnonzero(found == k).tolist()) if labels else Counter[str]()
-        notes += [f", {100 * many / inside.total():.0f} % {name}" for name, many in inside.most_common(1)] or [""]
+        notes += [f", {100 * many / inside.total():.0f}\u00a0% {name}" for name, many in inside.most_common(1)] or [""]
     result = [_Grouping("cluster", [f"Cluster {k + 1}" for k in numbers], notes, found.tolist())]
     if labels:
         classes = sorted(set(labels))
@@ -178,11 +179,12 @@ def _groupings(labels: Sequence[str], found: npt.NDArray[np.int64]) -> list[_Gro
 
 
 def _sheets(
-    table: EmbeddingTable, rows: npt.NDArray[np.int64]
+    table: EmbeddingTable, rows: npt.NDArray[np.int64], places: npt.NDArray[np.float32]
 ) -> tuple[list[bytes], npt.NDArray[np.int32], tuple[int, int]]:
     """Sheets of thumbnails within the budget, the place of each image in them or -1, and a thumbnail's (h, w).
 
-    The images stand in a random order, so sheets that do not fit leave out images at random.
+    If not all fit, some are drawn at random. Images that stand together on the map share a sheet: a browser then
+    decodes few of them.
     """
     from PIL import Image
 
@@ -196,24 +198,25 @@ def _sheets(
             break
     count = min(len(rows), int(BUDGET / each))
     cell = max(1, round(height * side / full)), max(1, round(width * side / full))
-    order = np.random.default_rng(0).permutation(len(rows))[:count]
-    slots = np.full(len(rows), -1, np.int32)
-    slots[order] = np.arange(count, dtype=np.int32)
-    place = np.full(len(table), -1, np.int64)
-    place[rows] = slots
+    drawn = np.random.default_rng(0).permutation(len(rows))[:count]
+    number = np.full(len(table), -1, np.int64)
+    number[rows[drawn]] = np.arange(count)
     pictures = np.zeros((count, *cell, 3), np.uint8)
-    for slot, pixels in zip(place, table.thumbnails(), strict=True):
-        if slot >= 0:
-            resized = Image.fromarray(pixels).resize(cell[::-1], Image.Resampling.BOX)
-            pictures[slot] = np.asarray(resized)
-    sheets, total = [], 0
-    for start in range(0, count, PER_SHEET):
-        sheet = sheet_of(pictures[start : start + PER_SHEET], columns=COLUMNS, quality=72)
-        total += len(sheet)
-        if total > BUDGET:
-            slots[slots >= start] = -1
+    for n, pixels in zip(number, table.thumbnails(), strict=True):
+        if n >= 0:
+            pictures[n] = np.asarray(Image.fromarray(pixels).resize(cell[::-1], Image.Resampling.BOX))
+    low, high = places.min(0), places.max(0)
+    squares = ((places - low) / np.maximum(high - low, 1e-9) * SQUARES).astype(np.int64)
+    while True:
+        order = np.lexsort(squares[drawn[:count]].T)
+        parts = (order[start : start + PER_SHEET] for start in range(0, count, PER_SHEET))
+        sheets = [sheet_of(pictures[part], columns=COLUMNS, quality=72) for part in parts]
+        total = sum(map(len, sheets))
+        if total <= BUDGET:
             break
-        sheets.append(sheet)
+        count = int(count * 0.95 * BUDGET / total)
+    slots = np.full(len(rows), -1, np.int32)
+    slots[drawn[:count][order]] = np.arange(count, dtype=np.int32)
     return sheets, slots, cell
 
 
@@ -333,7 +336,7 @@ const X = numbers(Uint16Array, data.x), Y = numbers(Uint16Array, data.y), slots 
 const near = numbers(Uint32Array, data.near), cosine = numbers(Uint16Array, data.cosine), count = X.length;
 const groups = data.groups.map(one => ({...one, of: numbers(Uint16Array, one.of)}));
 const canvas = find(".stage > canvas"), pen = canvas.getContext("2d"), tip = find(".tip"), picked = find(".picked");
-const dark = matchMedia("(prefers-color-scheme:dark)"), k = near.length / count, sheets = [], PICTURES = 140;
+const dark = matchMedia("(prefers-color-scheme:dark)"), k = near.length / count, sheets = [];
 let by = 0, only = -1, chosen = -1, under = -1, scale = 1, left = 0, top = 0, width = 0, height = 0, waiting = 0;
 
 const colour = n => {
@@ -356,7 +359,7 @@ const thumbnail = (to, row, x, y, size) => {
   }
   const at = slot % data.per, much = size / Math.max(w, h), box = [w * much, h * much];
   const put = () => {
-    to.imageSmoothingEnabled = Math.max(w, h) > 32;
+    to.imageSmoothingEnabled = Math.max(w, h) > 16;
     to.drawImage(sheets[n], at % data.columns * data.pitch[0], Math.floor(at / data.columns) * data.pitch[1], w, h,
       x - box[0] / 2, y - box[1] / 2, ...box);
   };
@@ -377,7 +380,7 @@ const paint = () => {
     else (shown[of[row]] ||= []).push(row);
   }
   const many = shown.reduce((sum, rows) => sum + rows.length, 0);
-  const size = Math.max(0.9, Math.min(5, 160 / count ** 0.5) * Math.min(1, side() / 600)) * Math.min(2, scale ** 0.5);
+  const size = Math.max(0.9, Math.min(6, 160 / (many + rest.length + 1) ** 0.5) * Math.min(1, side() / 600));
   const dots = rows => {
     pen.beginPath();
     for (const row of rows) {
@@ -391,7 +394,7 @@ const paint = () => {
   pen.fillStyle = getComputedStyle(canvas).color;
   dots(rest);
   pen.globalAlpha = 0.8;
-  const pictures = many <= PICTURES && data.sheets.length && (scale > 1 || count <= PICTURES);
+  const pictures = many <= width * height / 3600 && data.sheets.length;
   shown.forEach((rows, n) => {
     pen.fillStyle = pen.strokeStyle = colour(n);
     dots(rows);
