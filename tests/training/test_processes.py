@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from types import SimpleNamespace
 from unittest import mock
 
@@ -21,8 +22,9 @@ from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import setwise.register as register
-from setwise import methods
+from setwise import encoders, methods
 from setwise.data import ImageSet, load, matched_halves
+from setwise.data.pixels import StoredPixels
 from setwise.losses.parallel import Processes
 from setwise.losses.presets import objective_of
 from setwise.recipe import Recipe
@@ -78,6 +80,7 @@ TREES = {
     "deepcluster": {"method": "deepcluster"},
     "deepinfomax": {"method": "deepinfomax"},
     "gathering": {"method": "gathering"},
+    "stored": {"objective": QARE},  # its images stay in a file
 }
 BFLOAT16 = ("simclr-qare", "deepinfomax")
 NORMS = {
@@ -92,6 +95,14 @@ def few(count: int = 94) -> ImageSet:
     """4 x 20 and 14 over."""
     whole = load("digits")
     return replace(whole, images=whole.images[:count], labels=whole.labels[:count])
+
+
+def stored(data: ImageSet) -> ImageSet:
+    """The same images in a file, of which each process reads its part."""
+    with NamedTemporaryFile() as file:
+        data.images.numpy().tofile(file.name)
+        pixels = StoredPixels(Path(file.name), data.images.shape)  # which stays open
+    return replace(data, images=data.images.to("meta"), pixels=pixels)
 
 
 @contextmanager
@@ -109,6 +120,8 @@ def run(name: str, processes: Processes, precision: str = "float64", count: int 
         data = matched_halves(data)
     if name == "deepcluster":  # fewer clusters than images, so that weights differ
         data = replace(data, labels=torch.zeros_like(data.labels), classes=("digit",))
+    if name == "stored" and processes.size > 1:
+        data = stored(data)
     with registered():
         recipe = Recipe.read(TREES[name] | {"batch": 20, "precision": precision, "epochs": EPOCHS})
         engine = Engine(recipe, data, seed=1, device=CPU, processes=processes)
@@ -117,6 +130,7 @@ def run(name: str, processes: Processes, precision: str = "float64", count: int 
         engine.begin(epoch)
         for _ in range(engine.steps):
             engine.step()
+    engine.close()
     return {name: x.clone() for name, x in engine.tensors().items() if not name.startswith("total")} | {
         f"mean.{name}": torch.tensor(value, dtype=torch.float64) for name, value in engine.means().items()
     }
@@ -197,8 +211,25 @@ def one_of_four(rank: int, size: int, folder: str) -> None:
     leave()
 
 
+def fused(name: str, processes: Processes) -> list[torch.Tensor]:
+    """One process's part of an encoder's output, and its gradients: the mean over processes, as DDP takes it."""
+    torch.manual_seed(0)
+    encoder = encoders.create(name).to("cuda", memory_format=torch.channels_last)
+    images, grad = torch.randn(64, 3, 32, 32), torch.randn(64, 64)
+    if processes.size > 1:
+        share_norms(encoder, torch.device("cuda"))
+    part, grad_part = (x.chunk(processes.size)[processes.rank].cuda() for x in (images, grad))
+    with torch.autocast("cuda", torch.bfloat16):
+        y = encoder(part.to(memory_format=torch.channels_last))
+    y.backward(processes.size * grad_part.to(y.dtype))
+    gradients = [processes.mean(p.grad.float()) for p in encoder.parameters()]
+    return [y.detach().float(), *gradients, *(x.float() for x in encoder.buffers())]
+
+
 def one_of_two_on_a_gpu(rank: int, size: int, folder: str) -> None:
-    torch.save(normed(joined(rank, size, folder), torch.device("cuda")), f"{folder}/{rank}.pt")
+    processes = joined(rank, size, folder)
+    found = normed(processes, torch.device("cuda")) | {name: fused(name, processes) for name in ("conv4", "resnet8")}
+    torch.save(found, f"{folder}/{rank}.pt")
     leave()
 
 
@@ -299,6 +330,37 @@ def test_norms_on_a_gpu_are_over_the_images_of_all_processes(tmp_path):
     found = started(one_of_two_on_a_gpu, 2, tmp_path)
     for name in NORMS:
         assert_normed(found, name)
+    for name in ("conv4", "resnet8"):  # whose convolutions are our kernels
+        alone = [x.cpu() for x in fused(name, Processes())]
+        joint = torch.cat([both[name][0] for both in found])
+        for got, expected in zip([joint, *found[0][name][1:]], alone, strict=True):
+            assert (got - expected).norm() <= 0.02 * expected.norm()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("encoder", ["conv4", "resnet32", "resnet18"])
+def test_a_step_with_ddp_is_captured_and_the_same(encoder):
+    """A process group of one, on NCCL."""
+    recipe = Recipe.read({"objective": QARE, "encoder": encoder, "batch": 64, "epochs": 2})
+    pixels = torch.randint(0, 256, (300, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    data = ImageSet("noise", "train", pixels, torch.full((300,), -1), ())
+    device, found = torch.device("cuda", 0), []
+    for joins in (False, True):
+        if joins:
+            dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1, device_id=device)
+        try:
+            engine = Engine(recipe, data, seed=1, device=device)
+            assert isinstance(engine.model, nn.parallel.DistributedDataParallel) is joins
+            assert set(engine._graphs) == {64, 44}
+            for epoch in range(2):
+                engine.begin(epoch)
+                for _ in range(engine.steps):
+                    engine.step()
+            found.append({name: x.double().cpu() for name, x in engine.method.state_dict().items()})
+        finally:
+            leave()
+    for name, x in found[0].items():
+        torch.testing.assert_close(found[1][name], x, rtol=1e-2, atol=2e-3, msg=lambda m, name=name: f"{name}: {m}")
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

@@ -12,6 +12,7 @@ whatever the split: the library splits them.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -86,6 +87,14 @@ class ImageSet:
     def read(self, rows: Tensor | slice) -> Tensor:
         """These images, uint8 [n, C, H, W], wherever they are."""
         return self.images[rows] if self.pixels is None else self.pixels[rows]
+
+    def chunks(self, size: int) -> Iterator[Tensor]:
+        """All images in order, ``size`` at a time."""
+        if self.pixels is None:
+            return iter(torch.split(self.images, size))
+        rows = torch.split(torch.arange(len(self), device="cpu"), size)
+        shape = self.images.shape[1:]
+        return self.pixels.batches(rows, lambda n: torch.empty(n, *shape, dtype=torch.uint8, device="cpu"))
 
     def select(self, rows: Tensor, *, split: str) -> ImageSet:
         """The images ``rows`` (int64 [n]) alone, with their labels and paths."""

@@ -135,17 +135,21 @@ class FilePixels(Pixels):
         return _joined(decoded, sizes, empty)
 
 
-def _joined(decoded: Iterator[Tensor], sizes: list[int], empty: Callable[[int], Tensor]) -> Iterator[Tensor]:
+def _joined(decoded: Any, sizes: list[int], empty: Callable[[int], Tensor]) -> Iterator[Tensor]:
     """Chunks put together to batches."""
-    for part in decoded:
-        out, filled = empty(sizes.pop(0)), 0
-        while True:
-            out[filled : filled + len(part)] = part
-            filled += len(part)
-            if filled == len(out):
-                break
-            part = next(decoded)
-        yield out
+    try:
+        for part in decoded:
+            out, filled = empty(sizes.pop(0)), 0
+            while True:
+                out[filled : filled + len(part)] = part
+                filled += len(part)
+                if filled == len(out):
+                    break
+                part = next(decoded)
+            yield out
+    finally:
+        # Python's collector would close the workers' queues before the loader stops them by these: ten seconds' wait.
+        decoded._shutdown_workers()
 
 
 class _Files(Dataset[Tensor]):

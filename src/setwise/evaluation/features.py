@@ -48,7 +48,7 @@ def extract(
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16")
     chunks = []
     with evaluating(encoder), _without_tf32(device), torch.no_grad(), autocast:
-        for images in torch.split(image_set.images, int(batch or (128 if device.type == "cpu" else 1024))):
+        for images in image_set.chunks(int(batch or (128 if device.type == "cpu" else 1024))):
             samples = torch.zeros(len(images), dtype=torch.int64, device=device)  # nothing is drawn from them
             x = views(images.to(device), samples=samples, seed=0, epoch=0, channels_last=device.type == "cuda")
             features = encoder(x.to(dtype))

@@ -80,6 +80,12 @@ class _ConvNorm(torch.autograd.Function):
         parts = plan.parts(CONVOLVE)
         c, partial = _images(x, channels, layer.out), gamma.new_empty(parts * (2 * channels + 1))
         plan.run(CONVOLVE, x, weight, x, c, partial, layer.images)
+        peers = getattr(norm, "processes", None)  # that share this norm's batch, an equal part each
+        many = 1
+        if peers is not None and peers.size > 1:  # the moments of all processes' parts, then the counts of all
+            both = peers.gather(partial[None]).split([2 * parts * channels, parts], dim=1)
+            many, partial = peers.size, torch.cat([piece.flatten() for piece in both])
+            parts *= many
         if layer.pool == "none":
             y, items = torch.empty_like(c), c.numel() // 8
         elif layer.pool == "average":
@@ -92,8 +98,8 @@ class _ConvNorm(torch.autograd.Function):
         through = torch.empty(c.numel() // 8, dtype=torch.uint8, device=c.device) if masked else None
         given = [c, c if residual is None else residual, partial, parts, gamma, beta]
         state = [norm.running_mean, norm.running_var, norm.num_batches_tracked, float(norm.momentum), float(norm.eps)]
-        plan.run(NORMALISE, *given, *state, saved, y, c if through is None else through, items, layer.pixels)
-        ctx.plan, ctx.eps = plan, norm.eps
+        plan.run(NORMALISE, *given, *state, saved, y, c if through is None else through, items, many * layer.pixels)
+        ctx.plan, ctx.eps, ctx.peers, ctx.many = plan, norm.eps, peers, many
         ctx.save_for_backward(x, weight, gamma, beta, residual, c, saved, through)
         return (y, x) if layer.through else y
 
@@ -102,6 +108,8 @@ class _ConvNorm(torch.autograd.Function):
         x, weight, gamma, beta, residual, c, saved, through = ctx.saved_tensors
         plan: Plan = ctx.plan
         layer = plan.layer
+        if torch.is_grad_enabled() and ctx.many > 1:
+            raise RuntimeError("expected one derivative over many processes, got a second one; use one process")
         if torch.is_grad_enabled():  # for a gradient of the gradient: torch derives it
             inputs = [x, weight, gamma, beta, residual]
             wanted = [t for t, needed in zip(inputs, ctx.needs_input_grad, strict=False) if needed]
@@ -117,10 +125,14 @@ class _ConvNorm(torch.autograd.Function):
         parts, items = plan.parts(SUM_GRADIENT), c.numel() // 8
         partial = saved.new_empty(parts, 2, layer.channels_out)
         plan.run(SUM_GRADIENT, grad, c, other, saved, partial, items)
+        if ctx.many > 1:
+            parts, partial = ctx.many * parts, ctx.peers.gather(partial)
         grad_c, grad_gamma, grad_beta = torch.empty_like(c), torch.empty_like(gamma), torch.empty_like(beta)
         grad_residual = torch.empty_like(c) if layer.grad_residual else None
         out = [grad_c, grad_c if grad_residual is None else grad_residual, grad_gamma, grad_beta]
-        plan.run(SPREAD_GRADIENT, grad, c, other, saved, partial, parts, *out, items, layer.pixels)
+        plan.run(SPREAD_GRADIENT, grad, c, other, saved, partial, parts, *out, items, ctx.many * layer.pixels)
+        if ctx.many > 1:  # sums over all processes, where one process's are wanted: their mean will be taken
+            grad_gamma, grad_beta = grad_gamma / ctx.many, grad_beta / ctx.many
         grad_x = grad_weight = None
         if ctx.needs_input_grad[1]:
             parts, elements = plan.parts(WEIGHT_GRADIENT), 32 * plan.parts(SUM_WEIGHTS)
@@ -173,7 +185,8 @@ def _layer(
         return None
     if not torch.is_autocast_enabled("cuda") or torch.get_autocast_dtype("cuda") != torch.bfloat16:
         return None
-    if not unchanged(nn.Conv2d, conv) or not unchanged(nn.BatchNorm2d, norm):
+    shared = hasattr(norm, "processes")  # by training/processes.py
+    if not unchanged(nn.Conv2d, conv) or not unchanged(type(norm) if shared else nn.BatchNorm2d, norm):
         return None
     if not norm.training or not norm.track_running_stats or not norm.affine or norm.momentum is None:
         return None
@@ -222,7 +235,8 @@ def conv_norm(
 
     ``pool``: "average" of 2×2, [B, C, H/2, W/2], or "global", [B, C]. Our kernels serve in training mode on a CUDA
     device under bf16 autocast, for channels-last images [B, C, H, W] of at most 64 channels whose sides are powers of
-    two. Their results are the same from run to run. A CUDA graph can capture them after one call outside of it.
+    two. Their results are the same from run to run. A CUDA graph can capture them after one call outside of it. Where
+    ``norm`` has an attribute ``processes``, its statistics are those of all processes' images.
     """
     plan = _plan_for(x, _layer(x, conv, norm, residual, relu, pool))
     if plan is None:

@@ -76,7 +76,7 @@ class Processes:
 
     def __post_init__(self) -> None:
         check_option(self.gradient, ("average", "sum"), "gradient")
-        if dist.is_available() and dist.is_initialized():
+        if self.joined:
             object.__setattr__(self, "rank", dist.get_rank(self.group))
             object.__setattr__(self, "size", dist.get_world_size(self.group))
 
@@ -87,6 +87,16 @@ class Processes:
     def __deepcopy__(self, memo: dict[int, Any]) -> Processes:
         """Itself: it never changes, and a group of processes cannot be copied."""
         return self
+
+    @property
+    def joined(self) -> bool:
+        """Whether there is a process group, be it of one."""
+        return dist.is_available() and dist.is_initialized()
+
+    @property
+    def capturable(self) -> bool:
+        """Whether a CUDA graph can hold the messages."""
+        return not self.joined or dist.get_backend(self.group) == "nccl"
 
     @property
     def first(self) -> bool:

@@ -97,7 +97,7 @@ class DeepCluster(Method):
             raise ValueError(f"expected the {len(self.clusters)} images that this method is for, got {len(data)}")
         words = np.random.SeedSequence(seed, spawn_key=(STREAM, epoch)).generate_state(1, np.uint64)
         generator = torch.Generator().manual_seed(int(words[0]))
-        features = self._features(data.images)
+        features = self._features(data)
         width, count = features.shape[1], len(self.weights)
         points = whitened(features, width if width <= WHOLE else width // 2)
         labels = kmeans(points, count, generator=generator).labels
@@ -112,11 +112,13 @@ class DeepCluster(Method):
         last.weight.copy_(LAST_LAYER_STD * torch.randn(last.weight.shape, generator=generator, device="cpu"))
         last.bias.zero_()
 
-    def _features(self, images: Tensor) -> Tensor:
+    def _features(self, data: ImageSet) -> Tensor:
         """Features [N, F] of the images as they are, normalised as the views are; in the encoder's own precision."""
-        dtype = next(self.encoder.parameters()).dtype
+        weight = next(self.encoder.parameters())
+        dtype, device = weight.dtype, weight.device
         plain = preset("none", mean=self.views.mean, std=self.views.std)
-        samples = torch.zeros(IMAGES, dtype=torch.int64, device=images.device)  # nothing is drawn
+        samples = torch.zeros(IMAGES, dtype=torch.int64, device=device)  # nothing is drawn
         with evaluating(self.encoder):
-            views = (plain(x, samples=samples[: len(x)], seed=0, epoch=0) for x in torch.split(images, IMAGES))
+            chunks = (x.to(device) for x in data.chunks(IMAGES))
+            views = (plain(x, samples=samples[: len(x)], seed=0, epoch=0) for x in chunks)
             return torch.cat([self.encoder(x.to(dtype)) for x in views])

@@ -594,6 +594,7 @@ const fit = () => {
   [canvas.width, canvas.height] = [width * sharp, height * sharp];
   [left, top] = [back(u, width), back(v, height)];
   keep();
+  paint();  // now: another size has emptied the canvas
 };
 new ResizeObserver(fit).observe(canvas);
 legend();

@@ -10,26 +10,31 @@ from typing import Any
 import torch
 
 WARM_UP = 3  # runs before a capture: libraries choose their kernels and allocate what they keep
+DDP_WARM_UP = 11  # DistributedDataParallel measures its first ten steps, which waits for the device
 
 
 def captured(
-    run: Callable[[], object], pool: Any = None, before: Callable[[], object] | None = None
+    run: Callable[[], object],
+    pool: Any = None,
+    before: Callable[[], object] | None = None,
+    *,
+    warm_up: int = WARM_UP,
+    stream: Any = None,
 ) -> Callable[[], None]:
     """``run`` as the replay of a CUDA graph. Fails if anything in it waits for the device.
 
-    It is run ``WARM_UP`` times first, each time after ``before``: what it changes is changed. Graphs that are never
-    replayed at once may share their memory: give the ``torch.cuda.graph_pool_handle()`` of the others.
+    It is run ``warm_up`` times first, each time after ``before``: what it changes is changed. Graphs that are never
+    replayed at once may share their memory: give the ``torch.cuda.graph_pool_handle()`` of the others. ``stream``: to
+    run and capture in, if what runs was made in one of its own.
     """
-    stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(WARM_UP):
+    stream = new_stream() if stream is None else stream
+    with within(stream):
+        for _ in range(warm_up):
             if before is not None:
                 before()
             run()
-    torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with no_collection(), torch.cuda.graph(graph, pool=pool):
+    with no_collection(), torch.cuda.graph(graph, pool=pool, stream=stream):
         run()
 
     def replay(keep: object = run) -> None:
@@ -37,6 +42,20 @@ def captured(
         graph.replay()
 
     return replay
+
+
+def new_stream() -> Any:
+    """A stream beside the current one."""
+    return torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def within(stream: Any) -> Iterator[None]:
+    """``stream`` begins after what the current one has to do, and ends before what that does next."""
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        yield
+    torch.cuda.current_stream().wait_stream(stream)
 
 
 @contextmanager

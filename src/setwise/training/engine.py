@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from inspect import signature
@@ -23,8 +25,9 @@ from setwise.losses.parallel import Processes
 from setwise.methods import Batch, Method, create
 from setwise.methods.matching import draw_shots
 from setwise.recipe import Recipe
-from setwise.training.capture import captured
+from setwise.training.capture import DDP_WARM_UP, WARM_UP, captured, new_stream, within
 from setwise.training.errors import TrainingError
+from setwise.training.feeding import Feed, fits
 from setwise.training.processes import share_norms
 from setwise.training.schedule import batch_sizes, epoch_order, epoch_rates
 
@@ -39,8 +42,10 @@ class Engine:
     graph (and a second one for the epoch's last, smaller batch) and waits for nothing; ``begin`` sets them for an
     epoch, ``means`` reads them.
 
+    Images that do not fit onto the device are brought there batch by batch, ahead of the steps.
+
     Over many processes the batch is divided into equal parts, losses and BatchNorm are over all of it, DDP averages
-    the gradients, and steps are not captured.
+    the gradients. Their steps are captured too where NCCL carries the messages.
     """
 
     def __init__(
@@ -71,15 +76,24 @@ class Engine:
             method.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.method: Method = method
         self.model: nn.Module = method
+        self._stream: Any = None
         if self.processes.size > 1:
             method.share(self.processes)
             share_norms(method, device)
+        if self.processes.joined:
             # BatchNorm's statistics are the same everywhere, there is nothing to broadcast.
             names = signature(DistributedDataParallel).parameters
             option = "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"  # torch < 2.13
             options: Any = {option: False}
-            self.model = DistributedDataParallel(method, **options)
-        self.data = data if data.images.device == device else _moved(data, device)
+            self._stream = new_stream() if on_gpu else None
+            with within(self._stream) if on_gpu else nullcontext():  # the captured step has to be of the same stream
+                self.model = DistributedDataParallel(method, **options)
+        self._feed: Feed | None = None
+        if isinstance(data, ImageSet) and not fits(data, device):
+            self._feed = Feed(data, max(self.sizes, default=0) // self.processes.size, self.steps, device)
+            self.data: ImageSet | MatchedSet = replace(data, labels=data.labels.to(device))
+        else:
+            self.data = data if data.images.device == device else _moved(data, device)
 
         # What steps read and advance.
         rate_type = torch.float32 if on_gpu else torch.float64
@@ -109,7 +123,7 @@ class Engine:
         self._moves = type(method).after_step is not Method.after_step  # needless counting takes 1 % of a small step
         self._graphs: dict[int, Callable[[], None]] = {}  # captured steps by their batch size
         if recipe.epochs:
-            self._prepare(capture and on_gpu and self.processes.size == 1)
+            self._prepare(capture and on_gpu and self.processes.capturable)
 
     def begin(self, epoch: int, step: int = 0) -> None:
         """Go to a step of an epoch; at the epoch's first the sums start at 0 and the method prepares itself."""
@@ -131,6 +145,8 @@ class Engine:
     def step(self) -> None:
         """One step, queued on the device."""
         rows = self.sizes[self.step_in_epoch]
+        if self._feed is not None:
+            self._feed.load(self.epoch, self.step_in_epoch, self._batches)
         if rows in self._graphs:
             self._graphs[rows]()
         else:
@@ -139,7 +155,8 @@ class Engine:
 
     def _step(self, rows: int) -> None:
         """The next batch, of ``rows`` images over all processes: its loss, the gradients, the weights, the sums."""
-        batch = self.batch(self._order[self._place + self._offsets[rows]])
+        samples = self._order[self._place + self._offsets[rows]]
+        batch = self.batch(samples, None if self._feed is None else self._feed.images[: len(samples)])
         # An index of shape [1]: the host would read one of shape [].
         self._rate.copy_(self._rates[self._turn[None]][0])
         for rate, share in self._own_rates:
@@ -159,7 +176,20 @@ class Engine:
             self._totals[name].add_(term.detach(), alpha=rows)
         self._place.add_(rows)
 
-    def batch(self, samples: Tensor) -> Batch:
+    def _batches(self, epoch: int, step: int) -> Iterator[Tensor]:
+        """The rows of this process in the batch of that step, and in all that follow."""
+        for number in itertools.count(epoch):
+            order = epoch_order(len(self.data), seed=self.seed, epoch=number)
+            batches = torch.split(order, self.sizes[0])
+            for turn in range(step if number == epoch else 0, self.steps):
+                yield batches[turn][self._offsets[self.sizes[turn]].cpu()]
+
+    def close(self) -> None:
+        """Stop reading images ahead."""
+        if self._feed is not None:
+            self._feed.close()
+
+    def batch(self, samples: Tensor, images: Tensor | None = None) -> Batch:
         """The images of these samples: themselves, or a shot of each view of these identities."""
         data, seed, epoch = self.data, self._seed, self._epoch
         if isinstance(data, MatchedSet):
@@ -168,7 +198,10 @@ class Engine:
         else:
             places, keys, labels = samples, samples, data.labels[samples]
         dtype, last = getattr(torch, self.precision), self.device.type == "cuda"
-        return Batch(data.images[places], keys, labels, seed, epoch, dtype, last)
+        if images is None and self._feed is not None:
+            assert isinstance(data, ImageSet)
+            images = data.read(places.cpu()).to(self.device)
+        return Batch(data.images[places] if images is None else images, keys, labels, seed, epoch, dtype, last)
 
     def means(self) -> dict[str, float]:
         """Every term of the loss, the mean over the epoch so far. Waits for the device; an error if not finite."""
@@ -274,7 +307,9 @@ class Engine:
 
     def _captured(self, rows: int, pool: Any) -> Callable[[], None]:
         try:
-            return captured(partial(self._step, rows), pool, before=lambda: self.begin(0))
+            warm_up = DDP_WARM_UP if self.processes.joined else WARM_UP
+            step = partial(self._step, rows)
+            return captured(step, pool, before=lambda: self.begin(0), warm_up=warm_up, stream=self._stream)
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
             if isinstance(error, torch.OutOfMemoryError):

@@ -123,6 +123,7 @@ def train(
             engine.restore(earlier.tensors)
         history = [] if earlier is None else list(earlier.history)
         with (
+            contextlib.closing(engine),
             Reporter(title, epochs=recipe.epochs, images=len(data), quiet=how.quiet or not first) as reporter,
             open_loggers(folder, history, (*ALWAYS, *how.loggers) if first else ()) as loggers,
             _Signals() as signals,

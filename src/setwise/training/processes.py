@@ -12,9 +12,8 @@ from setwise.losses.parallel import Processes
 
 
 def join(device: torch.device) -> tuple[Processes, torch.device]:
-    """Join the processes that torchrun started, if it did, and the device that this one is to use."""
-    size = int(os.environ.get("WORLD_SIZE", "1"))
-    if size == 1:
+    """Join the processes that torchrun started, be it only one, and the device that this one is to use."""
+    if "WORLD_SIZE" not in os.environ or "RANK" not in os.environ:
         return Processes(), device
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
@@ -81,4 +80,6 @@ def share_norms(model: nn.Module, device: torch.device) -> None:
                 f"expected every BatchNorm to compute what torch's does, got {kind.__name__} with a forward of its "
                 "own, which has no form over many processes; put what it adds into a layer after nn.BatchNorm2d"
             )
-        norm.__class__ = type(f"Shared{kind.__name__}", (shared, kind), {"process_group": None})
+        norm.__class__ = type(
+            f"Shared{kind.__name__}", (shared, kind), {"process_group": None, "processes": Processes()}
+        )
