@@ -57,15 +57,25 @@ class Collection:
             for start in starts:
                 yield self.read(start, start + BATCH), ()
             return
-        workers = min(_processors(), len(starts))
-        many: dict[str, Any] = {"num_workers": workers, "prefetch_factor": 1, "multiprocessing_context": "fork"}
+        batches = _Batches(self.files, size)
+        if len(starts) < 2:  # not worth a process
+            yield from (batches[start] for start in starts)
+            return
         loader = DataLoader(
-            _Batches(self.files, size), batch_size=None, sampler=starts, **(many if len(starts) > 1 else {})
+            batches,
+            batch_size=None,
+            sampler=starts,
+            num_workers=min(_processors(), len(starts)),
+            prefetch_factor=1,
+            multiprocessing_context="fork",  # as in pixels.py
         )
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*fork", category=DeprecationWarning)
-            decoded = iter(loader)
-        yield from decoded
+            decoded: Any = iter(loader)
+        try:
+            yield from decoded
+        finally:
+            decoded._shutdown_workers()  # else an interrupted command waits for them
 
     def read(self, first: int, last: int) -> Tensor:
         """Rows of the sets in memory."""
