@@ -129,7 +129,7 @@ def test_what_was_stopped_goes_on_and_is_the_same_to_the_bit(encoder, tmp_path, 
 @pytest.mark.usefixtures("small_batches")
 def test_changed_files_and_another_encoder_are_noticed(encoder, tmp_path, capsys):
     folder, kept = photos(tmp_path / "photos", 10), tmp_path / "kept"
-    first = embed(encoder, collect(folder), kept, device=CPU).embeddings.clone()
+    first = embed(encoder, collect(folder), kept, device=CPU).embeddings  # its old file lives as long as it
     capsys.readouterr()
     photos(folder, 1, seed=5)  # replaces one file
     changed = embed(encoder, collect(folder), kept, device=CPU).embeddings.clone()

@@ -30,7 +30,8 @@ def neighbours(
     for one in found:
         print(visible(one.query))
         for row, cosine in zip(one.rows, one.cosines, strict=True):
-            print(f"  {cosine:.4f}  {visible(table.paths[row])}{f'  {table.labels[row]}' if table.labels else ''}")
+            label = f"  {table.labels[row]}" if table.labels else ""
+            print(visible(f"  {cosine:.4f}  {table.paths[row]}{label}"))
     path = out or runs.home(run) / "neighbours.html"
     write_neighbours(path, table, found, encoder=runs.title_of(run))
     print(path)

@@ -229,7 +229,7 @@ def embed(
         )
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        with locked(folder / ".lock", option="another run's copy"):
+        with locked(folder / ".lock", option="a copy of the run's folder"):
             table = _Store(folder, encoder, images, device, quiet=quiet).complete()
     except Taken as error:
         raise ValueError(f"expected {folder} for this command alone, but {error}; wait for it") from error
@@ -274,7 +274,7 @@ class _Store:
             text = (self.folder / LOG).read_text(encoding="utf-8")
             header, *lines = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
             lengths = [(self.folder / name).stat().st_size for name in (ROWS, SHEETS)]
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return []
         try:
             self._check(lines, lengths)
@@ -295,7 +295,8 @@ class _Store:
         """Raise unless these are lines that ``complete`` writes, and the files are as long as they say."""
         for line, start in zip(lines, range(0, len(self.images), BATCH), strict=False):
             rows = min(BATCH, len(self.images) - start)
-            ok = line["rows"] == rows and line["features"] == lines[0]["features"] > 0 and line["sheet"] > 0
+            whole = all(type(line[name]) is int for name in ("rows", "features", "sheet"))
+            ok = whole and line["rows"] == rows and line["features"] == lines[0]["features"] > 0 and line["sheet"] > 0
             if not ok or not all(start <= row < start + rows and isinstance(why, str) for row, why in line["broken"]):
                 raise ValueError
         needed = sum(4 * line["rows"] * line["features"] for line in lines), sum(line["sheet"] for line in lines)
@@ -330,6 +331,9 @@ class _Store:
         whole = [json.dumps(line) + "\n" for line in (self.header, *self.lines)]
         with replacing(self.folder / LOG) as temporary:
             temporary.write_text("".join(whole), encoding="utf-8")
+        if not self.lines:  # new files: a table that somebody still reads keeps the old ones
+            for name in (ROWS, SHEETS):
+                (self.folder / name).unlink(missing_ok=True)
         with ExitStack() as stack:
             rows, sheets = (stack.enter_context(open(self.folder / name, "ab")) for name in (ROWS, SHEETS))
             log = stack.enter_context(open(self.folder / LOG, "a", encoding="utf-8"))

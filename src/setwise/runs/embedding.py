@@ -84,31 +84,36 @@ def neighbours(
     A query is not its own neighbour.
     """
     check_count(count, "count")
+    if not queries:
+        raise ValueError("expected at least one query, got none")
     encoder, _ = image_encoder(path)
     encoder.encoder.to(device)
     row_of = {name: row for row, name in enumerate(table.paths)}
-    files = table.collection.files
-    places = {os.path.realpath(files[k]): row for row, k in enumerate(table.rows)} if files else {}
-    found = []
+    own_rows: list[int | None] = []
+    pictures, embeddings = [], []
     for query in queries:
         if Path(query).exists():
-            own = places.get(os.path.realpath(query))
             if encoder.shape[0] != 3:
                 raise ValueError(f"expected a query among the images, such as {table.paths[0]!r}, got the file {query}")
             with quiet_pillow():
                 pixels = read_image(Path(query), encoder.shape[1:], crop=True)
-                picture = small_picture(read_image(Path(query)), PICTURE)
-            embedding = encoder(torch.tensor(pixels).permute(2, 0, 1)[None], device)
+                pictures.append(small_picture(read_image(Path(query)), PICTURE))
+            below = os.path.relpath(os.path.realpath(query), table.collection.place)
+            own_rows.append(row_of.get(below) if table.collection.files else None)
+            embeddings.append(encoder(torch.tensor(pixels).permute(2, 0, 1)[None], device))
         elif query in row_of:
-            own = row_of[query]
-            picture = table.collection.picture(int(table.rows[own]), PICTURE)
-            embedding = table.embeddings[own : own + 1]
+            row = row_of[query]
+            own_rows.append(row)
+            pictures.append(table.collection.picture(int(table.rows[row]), PICTURE))
+            embeddings.append(table.embeddings[row : row + 1])
         else:
             raise ValueError(
                 f"expected a query that is an image file, or one of the images, such as {table.paths[0]!r}, "
                 f"got {query!r}"
             )
-        cosines, rows = nearest(embedding, table.embeddings, k=count + 1)
-        pairs = [(row, cosine) for row, cosine in zip(rows[0].tolist(), cosines[0].tolist(), strict=True) if row != own]
-        found.append(Found(query, picture, *(tuple(x) for x in zip(*pairs[:count], strict=True))))
+    cosines, rows = (x.tolist() for x in nearest(torch.cat(embeddings), table.embeddings, k=count + 1))
+    found = []
+    for query, own, picture, near, cosine in zip(queries, own_rows, pictures, rows, cosines, strict=True):
+        kept = [k for k, row in enumerate(near) if row != own][:count]
+        found.append(Found(query, picture, tuple(near[k] for k in kept), tuple(cosine[k] for k in kept)))
     return found
