@@ -196,6 +196,22 @@ def _table(columns: list[str], rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
+def large_steps(results: Path) -> str:
+    """A table of the steps of large networks that records have, with its heading; nothing without any."""
+    lines = []
+    for path in sorted(results.glob("bench-step*.json")):
+        record = json.loads(path.read_text())
+        for large in record.get("large", {}).values():
+            for way, row in large["ways"].items():
+                share = f"{100 * row['share_of_peak']:.0f} %" if "share_of_peak" in row else "–"
+                memory = f"{row['peak_bytes'] / 2**30:.0f} GiB" if "peak_bytes" in row else "–"
+                name = f"{large['encoder']}, {record['hardware']['name']}"
+                lines.append([name, way, f"{row['ms']:.1f} ms", f"{row['images_per_second']:,.0f}", share, memory])
+    columns = ["encoder", "way", "step", "images/s", "of the bf16 peak", "memory"]
+    head = "## SimCLR with large networks (224 pixels, 256 images, two views)\n\n"
+    return f"{head}{_table(columns, lines)}\n" if lines else ""
+
+
 def benchmarks_page() -> str:
     """Tables from the records of ``results/``, which programs wrote."""
     step, concurrent = (_read(f"bench-step{x}-h200") for x in ("", "-concurrent"))
@@ -249,7 +265,7 @@ command that wrote each.
 Conv-4 runs of 200 epochs an hour, side by side: processes under MPS, as `setwise reproduce --at-once` starts them,
 {processes}; CUDA streams of one process {streams}.
 
-## What QARe adds to a captured ResNet-32 step of plain torch (NVIDIA H200)
+{large_steps(RESULTS)}## What QARe adds to a captured ResNet-32 step of plain torch (NVIDIA H200)
 
 {added}
 Euclidean distances have full rank. With `spectrum="topk", k=8` the term of {cpu["n"]:,} items takes

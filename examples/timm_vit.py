@@ -2,9 +2,9 @@
 
     setwise pretrain --use examples/timm_vit.py --encoder small-vit --optimizer adamw
 
-It shows an encoder of your own. Networks of timm that take your images as they are need no file:
+It shows an encoder of your own. Networks that timm has by name need no file:
 
-    setwise pretrain photos/ --encoder timm/vit_tiny_patch16_224 --encoder.img-size 64
+    setwise pretrain photos/ --encoder timm/vit_tiny_patch16_224 --size 64
 """
 
 from torch import nn

@@ -18,12 +18,13 @@ from PIL import Image
 import setwise.front as front
 import setwise.register as register
 from setwise import demo
+from setwise.bench import large
 from setwise.bench.step import RECIPES
 from setwise.cli import main
 from setwise.cli.pretrain import Options, parse
 from setwise.paper.recipes import recipe
 from setwise.paper.reproduce import run_steps
-from setwise.recipe import flat
+from setwise.recipe import Recipe, flat
 
 QARE = "released/digits-conv4-simclr-qare"
 
@@ -378,6 +379,56 @@ def test_bench_step_measures_other_methods(tmp_path, monkeypatch):
     assert rows["conv4"]["methods"] == {f"paper/cifar10-conv4-{name}": 0.5 * 50_000 / 2000 for name in methods}
     assert rows["matching"]["methods"] == {}
     assert [it.method.name for it in met] == ["contrastive", *methods, "matching"]
+
+
+def test_bench_step_counts_images_and_operations_of_large_networks(tmp_path, monkeypatch, capsys, registries):
+    class Flat(torch.nn.Linear):
+        features = 5
+
+        def __init__(self, channels):
+            super().__init__(channels * 16 * 16, 5, bias=False)
+
+        def forward(self, images):
+            return super().forward(images.flatten(1))
+
+    register.encoder("flat", about="A test's.")(Flat)
+    recipe = Recipe.read({"encoder": "flat", "batch": 8, "head": {"hidden": 4, "out": 3}, "objective": "nt-xent"})
+    monkeypatch.setattr("setwise.bench.large.RECIPES", {"vit-s16": recipe})
+    monkeypatch.setattr("setwise.bench.large.IMAGES", 24)
+    monkeypatch.setattr("setwise.bench.large.SIZE", 16)
+    monkeypatch.setattr("setwise.bench.large.peak", lambda device: 1e9)
+    met = []
+
+    def ours(recipe, data, device, seconds, *, compile=False):
+        met.append((recipe.parts, compile, tuple(data.images.shape)))
+        return [2.0]
+
+    monkeypatch.setattr("setwise.bench.step.ours", ours)
+    command = ["bench", "step", "--encoders", "vit-s16", "--device", "cpu", "--seconds", "0.05", "--no-compare"]
+    main([*command, "--out", str(tmp_path)])
+    record = json.loads((tmp_path / "bench-step.json").read_text())
+    found = record["large"]["vit-s16"]
+    assert record["encoders"] == {}
+    assert met == [(1, False, (24, 3, 16, 16)), (1, True, (24, 3, 16, 16)), (4, True, (24, 3, 16, 16))]
+    forward = 2 * (768 * 5 + 5 * 4 + 4 * 3)  # a multiplication and an addition for each weight
+    assert found["step_flops"] == 16 * 3 * forward
+    row = found["ways"]["setwise, compiled"]
+    assert row["images_per_second"] == 4000, "images, not views"
+    assert row["share_of_peak"] == pytest.approx(16 * 3 * forward / 2e-3 / 1e9)
+    plain = found["ways"]["plain torch, nothing loaded"]
+    assert 0 < plain["ms"] < 1000
+    assert len(found["ways"]) == 4
+    assert "4,000" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [("NVIDIA H200", 989e12), ("NVIDIA A100-SXM4-80GB", 312e12), ("NVIDIA H100 PCIe", None), ("Tesla T4", None)],
+)
+def test_only_known_devices_have_a_peak(monkeypatch, name, peak):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    assert large.peak(torch.device("cuda")) == peak
+    assert large.peak(torch.device("cpu")) is None
 
 
 def test_data_preview_draws_images_beside_their_views(tmp_path, capsys):

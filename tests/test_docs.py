@@ -99,7 +99,7 @@ def parse(monkeypatch):
 
     for place in (
         *("front.pretrain", "runs.choose_device", "runs.export", "demo.run", "views.preview.write_preview"),
-        *("paper.report.report", "paper.reproduce.reproduce", "report.any_runs.report_runs"),
+        *("paper.report.report", "paper.reproduce.reproduce", "paper.cluster.reproduce", "report.any_runs.report_runs"),
         *(f"data.manage.{x}" for x in ("show_list", "fetch_and_tell", "check_and_tell")),
     ):
         monkeypatch.setattr(f"setwise.{place}", begin)
@@ -286,6 +286,18 @@ def test_the_benchmarks_page_is_made_of_the_records():
     step = json.loads((ROOT / "results" / "bench-step-h200.json").read_text())["encoders"]
     for row in step.values():
         assert f"{row['setwise_ms']:.3f} ms" in page
+
+
+def test_large_networks_are_shown_where_records_have_them(tmp_path):
+    assert hooks().large_steps(tmp_path) == ""
+    row = {"ms": 100.0, "images_per_second": 2560.0, "share_of_peak": 0.42, "peak_bytes": 50 * 2**30}
+    large = {"vit-s16": {"encoder": "timm/vit", "ways": {"setwise": row, "plain": {"ms": 2.5, "images_per_second": 9}}}}
+    record = {"hardware": {"name": "a machine"}, "encoders": {}, "large": large}
+    (tmp_path / "bench-step-a.json").write_text(json.dumps(record))
+    (tmp_path / "bench-step-b.json").write_text(json.dumps({"encoders": {}}))
+    page = hooks().large_steps(tmp_path)
+    assert "| timm/vit, a machine | setwise | 100.0 ms | 2,560 | 42 % | 50 GiB |" in page
+    assert "| plain | 2.5 ms | 9 | – | – |" in page
 
 
 def test_the_results_page_is_made_of_the_records(tmp_path):

@@ -86,7 +86,7 @@ def test_its_metadata(wheel):
         points = file.read(f"setwise-{__version__}.dist-info/entry_points.txt").decode()
     assert (about["Name"], about["Version"], about["License-Expression"]) == ("setwise", "0.1.0", "MIT")
     assert re.search(r"^version: (.*)$", (ROOT / "CITATION.cff").read_text(), flags=re.MULTILINE)[1] == "0.1.0"
-    extras = {"train", "cuhk03", "onnx", "tensorboard", "backbones", "metric-learning", "docs", "dev"}
+    extras = {"train", "cuhk03", "onnx", "tensorboard", "backbones", "metric-learning", "cluster", "docs", "dev"}
     assert set(about.get_all("Provides-Extra")) == extras
     needed = {re.match(r"[\w-]+", x)[0] for x in about.get_all("Requires-Dist") if "extra ==" not in x}
     assert needed == {"torch", "numpy", "scipy"}

@@ -11,7 +11,7 @@ import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, overload
 
@@ -28,13 +28,16 @@ from setwise.evaluation.embedding import EmbeddingTable
 from setwise.evaluation.features import extract, frozen
 from setwise.losses.objective import Choice
 from setwise.paper.recipes import recipe as recipe_by_name
-from setwise.recipe import Recipe, trust
+from setwise.recipe import SHORT, Recipe, trust
+from setwise.runs.pretraining import PYTHON
 from setwise.training import checkpoint as checkpoints
 from setwise.training.checkpoint import Checkpoint
+from setwise.training.loop import FILE as CHECKPOINT
 from setwise.training.loop import RunOptions
 from setwise.training.processes import join, leave
 
-DEFAULT = "paper/digits-conv4-simclr-qare"
+DEFAULT = "paper/digits-conv4-simclr-qare"  # of data sets by name
+BASE = "modern/cifar10-resnet18-simclr"  # of your own images, which decide the rest
 Place = str | os.PathLike[str]
 LoggerChoice = str | Mapping[str, object]  # its name, or a table of "name" and its options
 
@@ -44,8 +47,9 @@ class Plan:
     """A recipe that is ready to run."""
 
     recipe: Recipe
-    name: str  # of the recipe that it began as, for the folder
+    name: str  # of the recipe that it began as, or of your own images: for the folder
     title: str  # for people and for the record
+    changes: Mapping[str, object] | None = None  # what a person gave, where the images decide all else
 
 
 @dataclass(frozen=True)
@@ -110,15 +114,22 @@ class Run:
         with frozen(self.encoder.to(where)):
             return extract(self.encoder, one, device=where).cpu()
 
-    def probe(self, *, device: str = "auto", fine_tune: bool = False) -> dict[str, Any]:
-        """Linear probe and kNN of the frozen encoder, measured again."""
-        return runs.probe(self.folder, device=runs.choose_device(device), fine_tune=fine_tune, quiet=True)
+    def probe(
+        self, data: Place | ImageSet | None = None, *, device: str = "auto", fine_tune: bool = False
+    ) -> dict[str, Any]:
+        """Linear probe and kNN of the frozen encoder, measured again, on the run's data or on ``data``.
+
+        A run on images from Python needs them again, as ``data``.
+        """
+        given = data if isinstance(data, ImageSet) or data is None else os.fspath(data)
+        where = runs.choose_device(device)
+        return runs.probe(self.folder, data=given, device=where, fine_tune=fine_tune, quiet=True)
 
 
 def pretrain(
     data: Place | ImageSet | None = None,
     *,
-    recipe: str | Recipe | Plan = DEFAULT,
+    recipe: str | Recipe | Plan | None = None,
     method: str | None = None,
     encoder: str | None = None,
     terms: Mapping[str, float | None] | None = None,
@@ -130,6 +141,7 @@ def pretrain(
     resume: bool = False,
     evaluate: bool = True,
     capture: bool = True,
+    compile: bool = False,
     checkpoint_seconds: float = 60.0,
     loggers: Sequence[LoggerChoice] = (),
     quiet: bool = True,
@@ -137,10 +149,11 @@ def pretrain(
     """Train by a recipe, evaluate, write the record. `setwise pretrain` and `setwise match` call this function.
 
     ``data`` is a name, a path, or an ``ImageSet`` (see ``sw.data.from_images``); ``recipe`` a name, a TOML file,
-    or a ``Recipe``. ``changes`` are fields of the recipe by their paths, as in {"objective.temperature": 0.2,
+    or a ``Recipe``. Without a recipe your own images decide: network, batch, epochs and views follow from their number,
+    their size and the device. ``changes`` are fields of the recipe by their paths, as in {"objective.temperature": 0.2,
     "epochs": 20}; ``method``, ``encoder`` and ``terms`` (a weight for each set-level term, instead of the recipe's) are
-    those that people change most. ``out``: the run's folder, runs/NAME/seed-N if none. ``loggers``: names, or tables
-    such as {"name": "wandb", "project": "mine"}.
+    those that people change most. ``out``: the run's folder, runs/NAME/seed-N if none. ``compile``: the encoder, by
+    torch.compile. ``loggers``: names, or tables such as {"name": "wandb", "project": "mine"}.
 
     Examples:
         >>> run = sw.pretrain("digits", terms={"qare": 0.5}, changes={"epochs": 1, "probe.epochs": 1}, out="runs/a")
@@ -148,7 +161,7 @@ def pretrain(
         torch.Size([500, 64])
     """
     given = data if isinstance(data, ImageSet) else None
-    source = f"python:{data.name}" if isinstance(data, ImageSet) else data
+    source = f"{PYTHON}{data.name}" if isinstance(data, ImageSet) else data
     wanted = dict(changes or {}) | {
         path: os.fspath(value)
         for path, value in (("data.source", source), ("method", method), ("encoder", encoder))
@@ -157,12 +170,8 @@ def pretrain(
     plan = recipe if isinstance(recipe, Plan) else compose(recipe, wanted, terms)
     for logger in loggers:
         Choice.read(register.logger, logger)  # an unknown one raises now
-    chosen, source = plan.recipe, plan.recipe.data.source
-    own = plan.name == DEFAULT and source not in register.data  # nothing but one's own images was named
-    name = Path(source).resolve().name.removeprefix("python:") if own else plan.name
-    folder = Path("runs", name, f"seed-{seed}") if out is None else Path(out)
-    if source not in register.data and Path(source).is_dir():  # so that the run finds its data from other folders too
-        chosen = chosen.changed({"data.source": os.path.abspath(source)})
+    folder = Path("runs", plan.name, f"seed-{seed}") if out is None else Path(out)
+    place = None if root is None else Path(root)
     alone = not (dist.is_available() and dist.is_initialized())
     processes, where = join(runs.choose_device(device))
     more: Any = tuple(loggers)
@@ -171,15 +180,25 @@ def pretrain(
         resume=resume,
         processes=processes,
         capture=capture,
+        compile=compile,
         checkpoint_seconds=checkpoint_seconds,
         loggers=more,
         quiet=quiet,
     )
-    place = None if root is None else Path(root)
     try:
-        runs.run_of(chosen)(
-            chosen, folder, name=plan.title, seed=seed, how=how, root=place, evaluate=evaluate, images=given
-        )
+        chosen, changes = plan.recipe, plan.changes
+        if changes is not None and resume and (folder / CHECKPOINT).exists():  # it keeps what it chose
+            chosen, changes = checkpoints.load(folder).recipe.changed(changes), None
+        source = chosen.data.source
+        if source not in register.data and Path(source).is_dir():  # so that the run finds its data from elsewhere too
+            chosen = chosen.changed({"data.source": os.path.abspath(source)})
+        options: Any = {"name": plan.title, "seed": seed, "how": how, "root": place, "evaluate": evaluate}
+        if changes is not None:
+            wanted = {**changes, "data.source": chosen.data.source}
+            decide = partial(runs.recipe_for, _read(BASE), changes=wanted, device=where.type)
+            runs.pretrain(chosen, folder, images=given, decide=decide, **options)
+        else:
+            runs.run_of(chosen)(chosen, folder, images=given, **options)
     finally:
         if alone:
             leave()
@@ -200,19 +219,27 @@ def load_run(folder: Place) -> Run:
 
 
 def compose(
-    recipe: str | Recipe, changes: Mapping[str, object], terms: Mapping[str, float | None] | None = None
+    recipe: str | Recipe | None, changes: Mapping[str, object], terms: Mapping[str, float | None] | None = None
 ) -> Plan:
-    """The recipe, by name or from a file, with its changes.
+    """The recipe, by name or from a file, with its changes; without one, the default, or what own images decide.
 
     ``terms`` replace the recipe's. A term that the recipe has keeps its options, and its weight where None is given.
     """
     register.load_entry_points()
     trust({**changes, "terms": [{"term": term} for term in terms or ()]})  # a person wrote these names
+    source = next((str(x) for path, x in changes.items() if SHORT.get(path, path) == "data.source"), "")
+    given, own = changes, recipe is None and source != "" and source not in register.data
+    recipe = recipe or (BASE if own else DEFAULT)
     start, name = (recipe, "own") if isinstance(recipe, Recipe) else (_read(recipe), recipe)
     if terms is not None:
-        own = {one.term.name: one.tree() for one in start.objective.terms} if start.objective is not None else {}
+        mine = {one.term.name: one.tree() for one in start.objective.terms} if start.objective is not None else {}
         weights = {term: {} if weight is None else {"weight": weight} for term, weight in terms.items()}
-        changes = {**changes, "terms": [own.get(term, {"term": term}) | weight for term, weight in weights.items()]}
+        changes = {**changes, "terms": [mine.get(term, {"term": term}) | weight for term, weight in weights.items()]}
+    if own:
+        about = "of which your images decide encoder, batch, epochs and views, unless you do"
+        images = Path(source).resolve().name.removeprefix(PYTHON) or "images"
+        plan = Plan(start.changed({"warmup": 0, "about": about, **changes}), images, images, changes)
+        return compose(DEFAULT, given, terms) if plan.recipe.matched else plan
     chosen = start.changed(changes)
     return Plan(chosen, name.removesuffix(".toml"), name if chosen == start else f"{name} (changed)")
 

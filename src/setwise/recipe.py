@@ -116,7 +116,7 @@ LOSS = "info-nce"  # of methods that take one
 LEAST = {
     **dict.fromkeys(("epochs", "data.validation", "data.split_seed"), 0),
     **dict.fromkeys(("optimizer.momentum", "optimizer.weight_decay", "schedule.warmup"), 0),
-    **dict.fromkeys(("batch", "head.hidden", "head.out", "data.instances"), 1),
+    **dict.fromkeys(("batch", "parts", "head.hidden", "head.out", "data.instances"), 1),
     **dict.fromkeys(("evaluation.probe.epochs", "evaluation.probe.batch"), 1),
 }
 POSITIVE = ("optimizer.lr", "evaluation.probe.lr")
@@ -135,6 +135,7 @@ class Recipe:
     about: str = ""  # a line for people
     epochs: int = 200
     batch: int = 128  # items; contrastive methods see several views of each
+    parts: int = 1  # in which the batch goes through the network, for less memory; BatchNorm sees one part at a time
     drop_last: bool = False  # leave out the last, partial batch of an epoch
     precision: Literal["auto", "float32", "bfloat16", "float64"] = "auto"  # of the network; auto: bfloat16 on a GPU
     data: Data = Data()

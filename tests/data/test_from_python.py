@@ -121,3 +121,31 @@ def test_a_run_on_images_of_python(tmp_path):
     assert torch.equal(again.embed(data.images), run.embed(data.images))
     with pytest.raises(ValueError, match="expected the name or path of data for matching"):
         sw.pretrain(data, recipe="paper/digits-matching-infonce", out=tmp_path / "match", device="cpu")
+
+
+def test_a_run_on_images_of_python_is_probed_on_them(tmp_path):
+    data = sw.data.from_images(np.tile(PIXELS, (4, 1, 1, 1)), 4 * LABELS, name="mine")
+    run = sw.pretrain(data, changes={"epochs": 1, "probe.epochs": 3}, out=tmp_path / "run", device="cpu")
+    with pytest.raises(ValueError, match=r"a run on images from Python, .* got none; give them: run.probe\(data\)"):
+        run.probe(device="cpu")
+    measured = run.probe(data, device="cpu")
+    assert {name: measured[name] for name in run.record["final"]} == run.record["final"]  # the same split
+    for k, pixels in enumerate(PIXELS):
+        (tmp_path / "files" / "xy"[k % 2]).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(tmp_path / "files" / "xy"[k % 2] / f"{k}.png")
+    assert "probe_accuracy" in run.probe(tmp_path / "files", device="cpu")
+
+
+@pytest.mark.filterwarnings("ignore")  # the library's own
+@pytest.mark.parametrize("form", [None, "torch", "numpy"])
+def test_a_column_of_hugging_face(form):
+    datasets = pytest.importorskip("datasets", reason="needs Hugging Face's datasets")
+    kinds = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])})
+    data = datasets.Dataset.from_dict({"image": PILLOW, "label": LABELS}, features=kinds).with_format(form)
+    names = data.features["label"].names
+    found = sw.data.from_images(data["image"], data["label"], classes=names)
+    assert torch.equal(found.images, FIRST)
+    assert (found.classes, found.labels.tolist()) == (("cat", "dog"), LABELS)
+    assert torch.equal(sw.data.from_images(data.select(range(3, 7))["image"]).images, FIRST[3:7])
+    with pytest.raises(ValueError, match=r'give a column, as in data\["image"\]'):
+        sw.data.from_images(data)

@@ -40,10 +40,18 @@ def photos(tmp_path):
         (["x/1.png", "y/2.png", "3.png"], (), [-1, -1, -1], None),
         (["train/x/1.png", "train/y/2.png", "test/y/3.png"], ("x", "y"), [0, 1], [1]),
         (["train/x/1.png", "train/y/2.png", "val/x/3.png"], ("x", "y"), [0, 1], [0]),
+        (["train/x/deep/er/1.png", "train/y/2.png", "val/y/z/3.png"], ("x", "y"), [0, 1], [1]),
+        (["train/x/y/1.png", "train/y/x/2.png"], ("x", "y"), [0, 1], None),
         (["train/1.png", "test/2.png"], (), [-1], [-1]),
         (["train/all/1.png", "train/all/2.png"], ("all",), [0, 0], None),
         (["train/1.png", "bus/2.png", "car/3.png"], ("bus", "car", "train"), [0, 1, 2], None),  # a class, no split
-        (["trip_03.jpg", "IMG_0001.jpg"], (), [-1, -1], None),  # CUHK-03 has such names, but only such
+        # CUHK-03 has such names, but of two views and counted from 00.
+        (["trip_03.jpg", "IMG_0001.jpg"], (), [-1, -1], None),
+        ([f"{album}_0{k}.png" for album in ("trip", "zoo") for k in range(1, 10)], (), [-1] * 18, None),
+        ([f"trip_0{k}.png" for k in range(10)], (), [-1] * 10, None),
+        ([f"shot{k}_00.png" for k in range(3)], (), [-1] * 3, None),
+        ([f"trip_{k:02}.png" for k in range(1, 13)], (), [-1] * 12, None),
+        ([f"2024_05_{k:02}.png" for k in range(1, 13)], (), [-1] * 12, None),
     ],
 )
 def test_places_tell_splits_and_classes(photos, files, classes, labels, test):
@@ -138,11 +146,12 @@ def test_a_folder_needs_nothing_else(photos, tmp_path, capsys, monkeypatch, labe
     main(command)
     (tmp_path / "runs" / "photos" / "seed-1").rename(tmp_path / "run")
     shown = capsys.readouterr().out
-    assert f"{22 if labelled else 24} images to train on" in shown
+    assert "photos: 22 images to train on" in shown
     assert "32x32" in shown
     record = json.loads((tmp_path / "run" / "record.json").read_text())
-    assert record["data"] == {"name": "photos"} | ({"train": 22, "test": 2} if labelled else {"train": 24})
+    assert record["data"] == {"name": "photos", "train": 22, "test": 2}
     assert ("probe_accuracy" in record["final"]) == labelled
+    assert ("view_retrieval_accuracy" in record["final"]) != labelled
     assert ("same_class" in sw.load_run("run").checkpoint.history[0]["structure"]) == labelled
     assert str(tmp_path) not in (tmp_path / "run" / "record.json").read_text()
     size = ["--size", "48x32", "--out", "sized"]

@@ -128,3 +128,20 @@ def test_headers_that_lie_about_the_size_are_refused(tmp_path, form):
     path.write_bytes(LIES[form](path.read_bytes()))
     with pytest.raises(DataError, match="9000 x 9000 pixels in .* bytes, which cannot hold them"):
         read_image(path)
+
+
+@pytest.mark.filterwarnings("ignore:.*:UserWarning")
+def test_libtiff_prints_nothing(tmp_path, capfd):
+    Image.fromarray(NOISE).save(tmp_path / "good.png")
+    for compression, broken in (("tiff_lzw", slice(200, 400)), ("tiff_deflate", slice(300, 500))):
+        path = tmp_path / f"{compression}.tif"
+        Image.fromarray(NOISE).save(path, compression=compression)
+        raw = bytearray(path.read_bytes())
+        raw[broken] = bytes(255 - x for x in raw[broken])
+        path.write_bytes(raw)
+    assert sw.data.load(tmp_path, options={"skip_broken": True}).paths == ("good.png",)
+    assert {path for path, _ in sw.data.survey(tmp_path).broken} == {"tiff_lzw.tif", "tiff_deflate.tif"}
+    assert capfd.readouterr().err == ""
+    with pytest.raises(OSError, match="decoder error"), Image.open(tmp_path / "tiff_lzw.tif") as image:
+        image.load()
+    assert capfd.readouterr().err != ""  # elsewhere it speaks as before

@@ -9,7 +9,9 @@ from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d, max_pool2d, relu
 
 import setwise as sw
+from setwise.encoders import settled
 from setwise.encoders.backbones import backbone, to_torchvision
+from setwise.recipe import Recipe
 
 
 class Block(nn.Module):
@@ -100,8 +102,10 @@ def stand_in(monkeypatch):
         def forward(self, images: Tensor) -> Tensor:
             return torch.ones(len(images), self.head_hidden_size or 12)
 
-    def get_model(name: str, *, weights: str | None) -> nn.Module:
+    def get_model(name: str, *, weights: str | None, image_size: int = 224) -> nn.Module:
         requested["weights"] = weights
+        if name == "vit_b_16":
+            return nn.Sequential(nn.Flatten(), nn.Linear(3 * image_size**2, 5), nn.Linear(5, 1000))
         if name == "squeezenet1_0":
             return nn.Conv2d(3, 1000, 1)
         if name == "inception_v3":
@@ -116,8 +120,12 @@ def stand_in(monkeypatch):
 
     vision, models, timm = ModuleType("torchvision"), ModuleType("torchvision.models"), ModuleType("timm")
     models.get_model, vision.models = get_model, models
-    models.list_models = lambda module: ["resnet18", "resnet34", "vgg11", "squeezenet1_0", "inception_v3"]
-    timm.create_model, timm.list_models = create_model, lambda: ["resnet18", "resnet18d", "mobilenetv3_small_050"]
+    models.list_models = lambda module: ["resnet18", "resnet34", "vgg11", "vit_b_16", "squeezenet1_0", "inception_v3"]
+    names = ["resnet18", "resnet18d", "mobilenetv3_small_050", "vit_small"]
+    timm.create_model, timm.list_models = create_model, lambda: names
+    timm.get_pretrained_cfg = lambda name: (
+        SimpleNamespace(fixed_input_size=name == "vit_small", input_size=(3, 96, 96)) if name in names else None
+    )
     for module in (vision, models, timm):
         monkeypatch.setitem(sys.modules, module.__name__, module)
     return requested
@@ -170,6 +178,63 @@ def test_timm_is_requested_for_features(stand_in):
     assert stand_in["weights"] == "DEFAULT"
 
 
+def images(*size: int) -> sw.data.ImageSet:
+    pixels = torch.zeros(8, 3, *size, dtype=torch.uint8)
+    return sw.data.ImageSet(
+        "black", "train", pixels, torch.zeros(8, dtype=torch.int64), ("a",), (0.5,) * 3, (0.25,) * 3
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "made_for"),
+    [
+        ("timm/vit_small", (64, 64), 64),
+        ("timm/vit_small", (64, 32), (64, 32)),
+        ("timm/vit_small", (96, 96), None),  # as it is
+        ("timm/resnet18", (64, 64), None),  # any
+        ("torchvision/vit_b_16", (8, 8), 8),
+        ("torchvision/resnet18", (64, 64), None),
+    ],
+)
+def test_a_network_is_made_for_the_images_and_the_checkpoint_says_so(stand_in, name, size, made_for):
+    recipe = Recipe.read({"encoder": name})
+    encoder = sw.Parts(recipe, images(*size)).encoder
+    if name.startswith("timm"):
+        assert stand_in.get("img_size") == made_for
+    kept = settled(recipe.encoder, size)
+    assert kept["img_size"] == made_for
+    again = sw.encoders.create(kept.name, **kept.options)  # without the images
+    assert {key: x.shape for key, x in again.state_dict().items()} == {
+        key: x.shape for key, x in encoder.state_dict().items()
+    }
+    assert Recipe.read(Recipe.read({"encoder": kept.tree()}).tree()).encoder == kept
+    given = Recipe.read({"encoder": {"name": name, "img_size": 7}}).encoder
+    assert settled(given, size) == given
+
+
+@pytest.mark.parametrize(
+    ("encoder", "message"),
+    [
+        ({"name": "torchvision/vit_b_16", "img_size": 9}, r"8 x 8 pixels, got torchvision/vit_b_16.*\(mat1 .*no --enc"),
+        ({"name": "timm/odd"}, r"expected 12 features of an image from timm/odd, got shape \(1, 3\)"),
+    ],
+)
+def test_a_network_that_does_not_take_the_images_is_named(stand_in, monkeypatch, encoder, message):
+    timm, modes = sys.modules["timm"], []
+    make = timm.create_model
+
+    def create_model(name: str, **options: object) -> nn.Module:
+        network = make(name, **options)
+        monkeypatch.setattr(network, "forward", lambda images: modes.append(network.training) or torch.zeros(1, 3))
+        return network
+
+    monkeypatch.setattr(timm, "create_model", create_model)
+    timm.list_models().append("odd")
+    with pytest.raises(ValueError, match=message):
+        sw.Parts(Recipe.read({"encoder": encoder}), images(8, 8))
+    assert not any(modes), "in eval mode"
+
+
 @pytest.mark.parametrize(
     ("name", "channels", "message"),
     [
@@ -219,6 +284,14 @@ def test_real_networks(package, name, size):
         features = encoder.eval()(torch.randn(2, 1, size, size))
     assert features.shape == (2, encoder.features)
     assert not any(isinstance(m, nn.Linear) and m.out_features == 1000 for m in encoder.modules())
+
+
+@pytest.mark.parametrize(
+    "name", ["timm/vit_tiny_patch16_224", "timm/swin_tiny_patch4_window7_224", "torchvision/vit_b_16"]
+)
+def test_real_networks_are_made_for_the_images(package, name):
+    package(name.partition("/")[0].replace("torchvision", "torchvision.models"))
+    assert sw.Parts(Recipe.read({"encoder": name}), images(96, 96)).features > 100
 
 
 def test_unknown_names_are_answered_from_the_real_lists(package):

@@ -123,8 +123,12 @@ def test_weights_that_the_last_step_lost_are_not_written(tmp_path, digits, recip
         (ValueError("something else"), TrainingError, "^epoch 2, step 2 of 4: something else$"),
         (ValueError("expected z_a to be finite"), TrainingError, "^epoch 2, step 2 of 4: .*finite.*lower lr"),
         (RuntimeError("something else"), RuntimeError, "^something else$"),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), TrainingError, "a batch below 60 needs less"),
-        (torch.OutOfMemoryError("CUDA out of memory."), TrainingError, "out of memory .*a batch below 60 needs less"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), TrainingError, "a batch below 60 or more --parts"),
+        (
+            torch.OutOfMemoryError("CUDA out of memory."),
+            TrainingError,
+            "out of memory .*a batch below 60 or more --parts",
+        ),
     ],
 )
 def test_an_error_of_a_step_says_where_and_what_may_help(tmp_path, digits, recipe, clock, error, seen, message):
@@ -141,7 +145,7 @@ def test_an_error_of_a_step_says_where_and_what_may_help(tmp_path, digits, recip
 def test_a_lost_terminal_is_ignored_where_the_user_says_so():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
     try:
-        with loop._Signals() as signals:
+        with loop.Signals() as signals:
             os.kill(os.getpid(), signal.SIGHUP)
             assert not signals.seen
             assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
@@ -152,12 +156,12 @@ def test_a_lost_terminal_is_ignored_where_the_user_says_so():
 def test_signals_are_given_back_and_not_taken_from_the_main_thread():
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = [signal.getsignal(number) for number in numbers]
-    with loop._Signals():
+    with loop.Signals():
         assert all(signal.getsignal(number) not in before for number in numbers)
     assert [signal.getsignal(number) for number in numbers] == before
 
     def elsewhere():
-        with loop._Signals() as signals:
+        with loop.Signals() as signals:
             return signals
 
     with ThreadPoolExecutor() as pool:
@@ -167,7 +171,7 @@ def test_signals_are_given_back_and_not_taken_from_the_main_thread():
 
 def test_one_signal_may_come_twice(monkeypatch):
     """From the terminal, and from the process that started this one and heard it too."""
-    with loop._Signals() as signals:
+    with loop.Signals() as signals:
         try:
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
                 os.kill(os.getpid(), number)

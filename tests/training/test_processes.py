@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -25,6 +25,7 @@ import setwise.register as register
 from setwise import encoders, methods
 from setwise.data import ImageSet, load, matched_halves
 from setwise.data.pixels import StoredPixels
+from setwise.losses.modules import InfoNCE
 from setwise.losses.parallel import Processes
 from setwise.losses.presets import objective_of
 from setwise.recipe import Recipe
@@ -61,6 +62,24 @@ class Gathering(Silent):
         self.processes = processes
 
 
+class Few(nn.Module):
+    """Two layers without BatchNorm, which in parts would see other images on two processes than on one."""
+
+    features = 8
+
+    def __init__(self, channels):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64 * channels, 16), nn.ReLU(), nn.Linear(16, 8))
+
+    def forward(self, images):
+        return self.layers(images)
+
+
+def learned():
+    """A temperature that is trained too."""
+    return InfoNCE(nn.Parameter(torch.tensor(0.2)))
+
+
 OWN = {"silent": Silent, "gathering": Gathering}
 TREES = {
     "simclr-qare": {"objective": QARE},
@@ -81,6 +100,8 @@ TREES = {
     "deepinfomax": {"method": "deepinfomax"},
     "gathering": {"method": "gathering"},
     "stored": {"objective": QARE},  # its images stay in a file
+    "parts": {"objective": QARE, "encoder": "few", "parts": 3},
+    "parts-learned": {"objective": "learned", "encoder": "few", "parts": 2},
 }
 BFLOAT16 = ("simclr-qare", "deepinfomax")
 NORMS = {
@@ -108,9 +129,13 @@ def stored(data: ImageSet) -> ImageSet:
 @contextmanager
 def registered():
     """With the methods above, for as long as it lasts."""
-    with mock.patch.dict(register.method._entries):
+    with ExitStack() as kept:
+        for registry in (register.method, register.encoder, register.loss):
+            kept.enter_context(mock.patch.dict(registry._entries))
         for name, method in OWN.items():
             register.method(name, about="A test's.")(method)
+        register.encoder("few", about="A test's.")(Few)
+        register.loss("learned", about="A test's.")(learned)
         yield
 
 
@@ -338,10 +363,14 @@ def test_norms_on_a_gpu_are_over_the_images_of_all_processes(tmp_path):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("encoder", ["conv4", "resnet32", "resnet18"])
-def test_a_step_with_ddp_is_captured_and_the_same(encoder):
+@pytest.mark.parametrize(
+    ("encoder", "parts"),
+    [("conv4", 1), ("resnet32", 1), ("resnet18", 1), ("conv4", 4)],
+    ids=["conv4", "resnet32", "resnet18", "parts"],
+)
+def test_a_step_with_ddp_is_captured_and_the_same(encoder, parts):
     """A process group of one, on NCCL."""
-    recipe = Recipe.read({"objective": QARE, "encoder": encoder, "batch": 64, "epochs": 2})
+    recipe = Recipe.read({"objective": QARE, "encoder": encoder, "batch": 64, "epochs": 2, "parts": parts})
     pixels = torch.randint(0, 256, (300, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     data = ImageSet("noise", "train", pixels, torch.full((300,), -1), ())
     device, found = torch.device("cuda", 0), []

@@ -28,7 +28,7 @@ def test_without_a_terminal_a_line_from_time_to_time(clock, capsys):
         reporter.update(2.0, {"loss": 5.0})  # a resumed run: what was done before is not its speed
         clock.now += LINE_SECONDS - 0.1
         reporter.update(3.0, {"loss": 4.5})
-        assert lines(capsys) == []
+        assert lines(capsys) == ["SimCLR: about 69 seconds to train (51 images/s)"]  # 7 epochs of 9.9 s
         clock.now += 0.1
         reporter.update(4.5, {"loss": 4.0, "pairwise": 3.0})
         assert lines(capsys) == ["SimCLR: epoch 5/10  loss 4.0000  pairwise 3.0000  125 images/s  22 s left"]
@@ -37,10 +37,25 @@ def test_without_a_terminal_a_line_from_time_to_time(clock, capsys):
         assert lines(capsys) == []
         reporter.update(10.0, {"loss": 1.0}, force=True)
         (last,) = lines(capsys)
-        assert last.startswith("SimCLR: epoch 10/10  loss 1.0000  ")
+        assert re.fullmatch(r"SimCLR: epoch 10/10  loss 1.0000  \d+ images/s", last)
     with Reporter("SimCLR", epochs=1, images=500) as reporter:
         reporter.update(1.0, {"loss": 4.0}, force=True)
     assert lines(capsys) == ["SimCLR: epoch 1/1  loss 4.0000"], "a run of one step"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0.2, "1 second"),
+        (89, "89 seconds"),
+        (91, "2 minutes"),
+        (5300, "88 minutes"),
+        (5400, "2 hours"),
+        (1e7, "2,778 hours"),
+    ],
+)
+def test_a_duration_in_words(seconds, words):
+    assert progress.duration(seconds) == f"about {words}"
 
 
 @pytest.mark.parametrize("terminal", [False, True])
@@ -80,5 +95,6 @@ def test_on_a_terminal_a_bar_that_stays_whole_where_text_is_cut(clock, monkeypat
     last = shown.replace("\r", "\n").rstrip().splitlines()[-1]
     assert re.match(r"━+.*75% [-\d:]{7} epoch", last)
     assert len(last) <= columns
+    assert shown.count("about 30 seconds to train (50 images/s)") == 1  # half an epoch in 5 s, 3 to go
     if columns == 160:
         assert "epoch 4/4  loss 4.0000  pairwise 3.0000  regularizer 1.0000  125 images/s  paper" in shown

@@ -1,4 +1,7 @@
-"""What a training step costs: ours, ours without a CUDA graph, and the usual torch + torchvision loop, in one run."""
+"""What a training step costs: ours, ours without a CUDA graph, and the usual torch + torchvision loop, in one run.
+
+Networks for large images are in ``large.py``, the usual loop is in ``plain.py``.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,11 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, normalize
 
+from setwise.bench import large
+from setwise.bench.plain import plain_loop
 from setwise.checks import check_count
 from setwise.data import ImageSet, MatchedSet, matched_halves
-from setwise.encoders import create, projection_head
 from setwise.kernels import processes_share, share_device
 from setwise.paper.recipes import CELLS
 from setwise.paper.recipes import recipe as find
@@ -40,10 +42,10 @@ IMAGES, SIZE, CLASSES = 50_000, 32, 10
 WARM_UP = 20
 
 
-def images(count: int = IMAGES) -> ImageSet:
-    """Random images of CIFAR-10's form."""
+def images(count: int = IMAGES, size: int = SIZE) -> ImageSet:
+    """Random images, by default of CIFAR-10's form."""
     generator = torch.Generator().manual_seed(0)
-    pixels = torch.randint(0, 256, (count, 3, SIZE, SIZE), generator=generator, dtype=torch.uint8)
+    pixels = torch.randint(0, 256, (count, 3, size, size), generator=generator, dtype=torch.uint8)
     labels = torch.arange(count) % CLASSES
     names = tuple(map(str, range(CLASSES)))
     return ImageSet("random", "train", pixels, labels, names, (0.491, 0.482, 0.447), (0.247, 0.243, 0.262))
@@ -55,10 +57,16 @@ def material(recipe: Recipe, count: int = IMAGES) -> ImageSet | MatchedSet:
 
 
 def ours(
-    recipe: Recipe, data: ImageSet | MatchedSet, device: torch.device, seconds: float, *, capture: bool = True
+    recipe: Recipe,
+    data: ImageSet | MatchedSet,
+    device: torch.device,
+    seconds: float,
+    *,
+    capture: bool = True,
+    compile: bool = False,
 ) -> list[float]:
     """Milliseconds a step of a recipe: the mean of each stretch of up to 50 full batches that fits into ``seconds``."""
-    engine = Engine(recipe, data, seed=1, device=device, capture=capture)
+    engine = Engine(recipe, data, seed=1, device=device, capture=capture, compile=compile)
     on_gpu, full = device.type == "cuda", engine.sizes.count(recipe.batch)
     stretch = min(50 if on_gpu else 2, full)
     _steps(engine, min(WARM_UP if on_gpu else 1, full))
@@ -81,72 +89,6 @@ def _steps(engine: Engine, count: int, epoch: int = 0) -> None:
     for _ in range(count):
         engine.step()
     engine.means()
-
-
-def plain_loop(recipe: Recipe, data: ImageSet, device: torch.device, seconds: float, workers: int) -> list[float]:
-    """Mean milliseconds a step of the usual loop: torchvision's transforms in a DataLoader's workers, plain NT-Xent.
-
-    Encoder, head, batch, the views' parameters and bf16 are as in the recipe; QARe is left out.
-    """
-    from torch.utils.data import DataLoader, Dataset
-    from torchvision import transforms  # type: ignore[import-not-found,unused-ignore]
-
-    strength = recipe.views["brightness"]
-    view = transforms.Compose(
-        [
-            transforms.ToPILImage(),
-            transforms.RandomResizedCrop(SIZE, scale=(0.08, 1.0)),
-            transforms.RandomHorizontalFlip(),
-            transforms.RandomApply([transforms.ColorJitter(strength, strength, strength, strength / 4)], p=0.8),
-            transforms.RandomGrayscale(0.2),
-            transforms.ToTensor(),
-            transforms.Normalize(data.mean, data.std),
-        ]
-    )
-
-    class Pairs(Dataset[tuple[Tensor, Tensor]]):
-        def __len__(self) -> int:
-            return len(data)
-
-        def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-            return view(data.images[index]), view(data.images[index])
-
-    loader = DataLoader(
-        Pairs(),
-        batch_size=recipe.batch,
-        shuffle=True,
-        drop_last=True,
-        num_workers=workers,
-        pin_memory=device.type == "cuda",
-        persistent_workers=workers > 0,
-    )
-    encoder = create(recipe.encoder.name, **recipe.encoder.options)
-    width = int(encoder.features)  # type: ignore[arg-type]
-    model = nn.Sequential(encoder, projection_head(width, recipe.head.hidden, recipe.head.out)).to(device)
-    optimizer = torch.optim.Adam(model.parameters(), lr=recipe.optimizer["lr"])
-    # Workers have batches ready before the first step: begin to measure when these are used up.
-    warm_up = WARM_UP + 2 * workers if device.type == "cuda" else 1
-    turn, began = 0, 0.0
-    while True:
-        for a, b in loader:
-            if turn == warm_up:
-                began = time.perf_counter()
-            with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-                z = model(torch.cat([a, b]).to(device, non_blocking=True))
-            z = normalize(z.float())
-            scores = z @ z.T / 0.5
-            scores.fill_diagonal_(float("-inf"))
-            targets = torch.arange(len(z), device=device).roll(len(a))
-            optimizer.zero_grad()
-            cross_entropy(scores, targets).backward()  # type: ignore[no-untyped-call,unused-ignore]
-            optimizer.step()
-            if device.type == "cuda":
-                torch.cuda.synchronize()
-            turn += 1
-            passed = time.perf_counter() - began
-            if turn >= warm_up + 3 and passed >= seconds:
-                # The mean, since batches come in bursts: most steps are short and few are long.
-                return [1e3 * passed / (turn - warm_up)]
 
 
 def _worker(name: str, device: str, seconds: float, barrier: Any, results: Any) -> None:
@@ -210,6 +152,12 @@ def run(
     record: dict[str, Any] = {"what": "bench step", **environment(device), "workers": workers, "encoders": {}}
     for encoder in which:
         console.print(f"{encoder} ...", end="\r")
+        if encoder in large.RECIPES:
+            many = images(large.IMAGES, large.SIZE)
+            options: Any = {"seconds": seconds, "workers": workers if compare else None, "console": console}
+            measured = large.measure(large.RECIPES[encoder], many, device, ours, **options)
+            record.setdefault("large", {})[encoder] = measured
+            continue
         recipe = find(RECIPES[encoder])
         data = material(recipe, IMAGES if device.type == "cuda" else 2000)
         plain = recipe.changed({"terms": [], "objective.weight": 1.0})
@@ -220,7 +168,7 @@ def run(
             row["not_captured_ms"] = statistics.median(ours(recipe, data, device, seconds, capture=False))
         if compare and isinstance(data, ImageSet):
             try:
-                row["torchvision_ms"] = statistics.median(plain_loop(recipe, data, device, seconds, workers))
+                row["torchvision_ms"] = plain_loop(recipe, data, device, seconds, workers)
             except ImportError as error:  # torchvision is not a dependency of ours
                 console.print(f"no comparison with torchvision: {error}")
         epochs = {None: recipe} | (dict(_others(recipe)) if methods else {})
@@ -231,7 +179,10 @@ def run(
         if concurrent:
             row["runs_per_hour"] = {n: runs_per_hour(RECIPES[encoder], device, n, seconds) for n in concurrent}
         record["encoders"][encoder] = row
-    _show(console, record)
+    if record["encoders"]:
+        _show(console, record)
+    if "large" in record:
+        large.show(console, record)
     (out / "bench-step.json").write_text(json.dumps(record, indent=1) + "\n")
     console.print(visible(f"written to {out / 'bench-step.json'}"), soft_wrap=True)
     return record

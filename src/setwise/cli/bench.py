@@ -30,7 +30,10 @@ def qare(
 
 
 def step(
-    encoders: tuple[Literal["conv4", "resnet32", "resnet18", "matching"], ...] = ("conv4", "resnet32"),
+    encoders: Annotated[
+        tuple[Literal["conv4", "resnet32", "resnet18", "matching", "resnet50", "vit-s16"], ...],
+        tyro.conf.arg(help="resnet50 and vit-s16 are torchvision's and timm's, at 224 pixels"),
+    ] = ("conv4", "resnet32"),
     device: Device = "auto",
     out: Annotated[Path, tyro.conf.arg(help="folder for the JSON file")] = Path("out"),
     seconds: Seconds = 3.0,

@@ -15,6 +15,7 @@ PLAIN = {  # fields that every recipe has
     "about": "a line for people",
     "epochs": "how often every image is seen",
     "batch": "images in a step",
+    "parts": "in which a batch goes through the network, for less memory; BatchNorm sees one at a time",
     "drop_last": "leave out the last, partial batch of an epoch",
     "precision": "of the network; auto is bfloat16 on a GPU",
     "data.source": "a name of `setwise data list`, or a folder",

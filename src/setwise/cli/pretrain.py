@@ -22,6 +22,9 @@ ABOUT = {
     "pretrain": "Train an encoder by a recipe, probe the frozen encoder, write the run's record.",
     "match": "Learn to match two views of the same identities; match the test split; write record and page.",
 }
+RETRIEVAL = (
+    "  so many of {count:,} held-out images find their own second view by the features; chance is 1 in {count:,}"
+)
 RENAMED = {  # options of version 0.1
     "beta": "--term qare=WEIGHT",
     "initial": "--encoder.weights",
@@ -35,7 +38,9 @@ RENAMED = {  # options of version 0.1
 class Options:
     """Options of the run itself. All others are fields of the recipe."""
 
-    recipe: Annotated[str, tyro.conf.arg(help="a name that `setwise recipes` knows, or a TOML file")] = ""
+    recipe: Annotated[
+        str, tyro.conf.arg(help="a name that `setwise recipes` knows, or a TOML file; if none, your own images decide")
+    ] = ""
     seed: Annotated[int, tyro.conf.arg(help="of initial weights, order and views")] = 1
     use: Use = ()
     out: Annotated[
@@ -46,6 +51,7 @@ class Options:
     resume: Annotated[bool, tyro.conf.arg(help="go on with the run in that folder, if there is one")] = False
     checkpoint_seconds: Annotated[float, tyro.conf.arg(help="between checkpoints")] = 60.0
     capture: Annotated[bool, tyro.conf.arg(help="steps as CUDA graphs, on a GPU")] = True
+    compile: Annotated[bool, tyro.conf.arg(help="the encoder, by torch.compile: for timm's and torchvision's")] = False
     evaluate: Annotated[bool, tyro.conf.arg(help="linear probe and kNN, or the assignments, at the end")] = True
     quiet: Annotated[bool, tyro.conf.arg(help="no progress")] = False
 
@@ -129,13 +135,15 @@ def train(command: str, args: Sequence[str]) -> None:
     line = parse(args)
     options = asdict(Options(**line.options))
     import setwise.register as register
+    from setwise.evaluation.retrieval import MOST
     from setwise.front import compose, pretrain
     from setwise.recipe import UnknownField
 
     for file in options.pop("use"):
         register.load_file(file)
     try:
-        plan = compose(options.pop("recipe") or DEFAULT_RECIPE[command], line.changes, line.terms)
+        recipe = options.pop("recipe") or (DEFAULT_RECIPE[command] if command == "match" else None)
+        plan = compose(recipe, line.changes, line.terms)
     except UnknownField as error:
         names = map(spelled, [*error.paths, *KINDS, "term", "logger"])
         typed = spelled(error.path)
@@ -153,6 +161,8 @@ def train(command: str, args: Sequence[str]) -> None:
     run = pretrain(recipe=plan, loggers=loggers, **options)
     if int(os.environ.get("RANK", "0")) == 0:  # of the processes that torchrun started
         print_accuracies(run.record["final"])
+        if "view_retrieval_accuracy" in run.record["final"]:
+            print(RETRIEVAL.format(count=min(MOST, run.record["data"]["test"])))
         page = ", index.html" if (run.folder / "index.html").exists() else ""
         print(f"written to {run.folder}: record.json, metrics.csv, metrics.jsonl, checkpoint.safetensors{page}")
 

@@ -31,6 +31,10 @@ def reproduce(
     at_once: Annotated[int, tyro.conf.arg(help="runs side by side")] = 1,
     forget: Annotated[bool, tyro.conf.arg(help="remove a run's checkpoint once its record is there")] = False,
     dry_run: Annotated[bool, tyro.conf.arg(help="list the runs, run nothing")] = False,
+    on: Annotated[Literal["local", "ray", "slurm"], tyro.conf.arg(help="this machine, or a cluster")] = "local",
+    resources: Annotated[
+        str, tyro.conf.arg(help="what each run asks of the cluster: num_gpus=0.5 of ray, partition=gpu,... of slurm")
+    ] = "",
 ) -> None:
     """Make the runs of tables of the paper: those whose records are missing, several at once; safe to interrupt."""
     import setwise.paper.reproduce as paper
@@ -39,6 +43,14 @@ def reproduce(
 
     if not tables:
         raise ValueError("expected what to reproduce, got nothing; `setwise reproduce table1`")
+    if on == "local" and resources:
+        raise ValueError(f"expected --on ray or --on slurm beside --resources, got {resources!r} on this machine")
+    if on != "local" and at_once != 1:
+        raise ValueError(
+            f"expected no --at-once beside --on {on}, got {at_once}; the cluster decides what runs at once"
+        )
+    if on != "local" and "fig-time" in tables:
+        raise ValueError(f"expected runs for --on {on}, got fig-time; give it alone, without --on: it measures here")
     if "fig-time" in tables:
         _measure_time(results, scratch, device, dry_run)
     runs = [table for table in tables if table != "fig-time"]
@@ -47,15 +59,29 @@ def reproduce(
     jobs = expand(runs, data=data, seeds=seeds, only=only, instances=instances, results=results)
     if dry_run:
         return print("\n".join(paper.listing(jobs, results)))
-    missing = paper.reproduce(
-        jobs,
-        results=results,
-        scratch=scratch,
-        root=root,
-        device=choose_device(device),
-        at_once=at_once,
-        forget=forget,
-    )
+    if on == "local":
+        missing = paper.reproduce(
+            jobs,
+            results=results,
+            scratch=scratch,
+            root=root,
+            device=choose_device(device),
+            at_once=at_once,
+            forget=forget,
+        )
+    else:
+        from setwise.paper import cluster
+
+        missing = cluster.reproduce(
+            jobs,
+            on=on,
+            results=results,
+            scratch=scratch,
+            root=root,
+            device=device,
+            forget=forget,
+            resources=resources,
+        )
     print(f"{len(jobs) - missing} of {len(jobs)} records in {results}")
     if missing:
         sys.exit(1)

@@ -43,7 +43,7 @@ class Survey:
             if listing.strays:
                 yield f"  beside the folders of the classes: {listing.strays:,} images, which are left out"
         if len(self.splits) == 1:
-            yield "no test split: with classes, a tenth of the images is held out to test on"
+            yield "no test split: a tenth of the images is held out to test on"
         if self.sizes:
             heights, widths = ([size[side] for size in self.sizes] for side in (0, 1))
             yield f"formats: {_counted(self.formats)}"

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from inspect import signature
+from typing import Any
 
+import torch
 from torch import nn
 
 import setwise.register as register
@@ -13,7 +15,7 @@ from setwise.checks import check_count
 from setwise.encoders.conv4 import Conv4  # first, as in every list of encoders
 
 # isort: split
-from setwise.encoders.backbones import backbone, to_torchvision
+from setwise.encoders.backbones import Backbone, backbone, fitting_size, to_torchvision
 from setwise.encoders.heads import projection_head
 from setwise.encoders.resnet import CifarResNet, ResNet, stem_for
 from setwise.losses.objective import Choice
@@ -58,8 +60,31 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
+def check_size(encoder: nn.Module, name: str, channels: int, size: tuple[int, int]) -> None:
+    """Raise unless a network of timm or torchvision takes images of that size: one black image goes through it."""
+    if not isinstance(encoder, Backbone):
+        return
+    try:
+        with evaluating(encoder), torch.no_grad():
+            found = encoder(torch.zeros(1, channels, *size)).shape
+    except Exception as error:  # each network has its own
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ValueError(
+            f"expected a network for images of {size[0]} x {size[1]} pixels, got {name}, which fails on them "
+            f"({reason}); give another --size, such as 224, and no --encoder.img-size"
+        ) from error
+    if found != (1, encoder.features):
+        raise ValueError(f"expected {encoder.features} features of an image from {name}, got shape {tuple(found)}")
+
+
 def settled(encoder: Choice, image_size: tuple[int, int]) -> Choice:
-    """The same encoder with its stem named, where "auto" leaves it to the images' size: what a checkpoint keeps."""
-    if encoder.name not in ("resnet18", "resnet34") or encoder["stem"] != "auto":
-        return encoder
-    return Choice(encoder.name, encoder.options | {"stem": stem_for(image_size)})
+    """The same encoder with all that the images' size decides: what a checkpoint keeps.
+
+    The stem of ResNets, where it is "auto", and the size of networks of timm and torchvision that are made for one.
+    """
+    more: dict[str, Any] = {}
+    if encoder.name in ("resnet18", "resnet34") and encoder["stem"] == "auto":
+        more = {"stem": stem_for(image_size)}
+    elif encoder.name.startswith(("timm/", "torchvision/")) and encoder["img_size"] is None:
+        more = {"img_size": fitting_size(encoder.name, image_size)}
+    return Choice(encoder.name, encoder.options | more) if more else encoder

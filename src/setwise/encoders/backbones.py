@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import setwise.register as register
 from setwise.checks import check_count, imported, see
-from setwise.encoders.resnet import BasicBlock, ResNet
+from setwise.encoders.resnet import BasicBlock, ResNet, Size
 
 WANTED = ("timm torchvision", see("how-to/other-libraries#timm-and-torchvision"))
 CLASSES = 1000  # outputs of every classifier in torchvision.models, ImageNet's
@@ -29,10 +29,18 @@ class Backbone(nn.Module):
 
 
 @register.encoder("timm/", about="Any network of timm, without its classifier.")
-def timm_network(name: str, channels: int, *, pretrained: bool = False, img_size: int | None = None) -> Backbone:
-    """timm's network ``name``; ``img_size`` is for those that are made for one size, such as ViTs."""
+def timm_network(
+    name: str,
+    channels: int,
+    image_size: Size | None = None,
+    *,
+    pretrained: bool = False,
+    img_size: int | Size | None = None,
+) -> Backbone:
+    """timm's network ``name``; those that are made for one size take ``img_size``, else ``image_size``."""
     timm = imported("timm", *WANTED)
     _check_name(name, timm.list_models(), "timm")
+    img_size = fitting_size(f"timm/{name}", image_size) if img_size is None else img_size
     size = {} if img_size is None else {"img_size": img_size}
     network = timm.create_model(name, pretrained=pretrained, in_chans=channels, num_classes=0, **size)
     # Where they differ, the pooled features pass one more layer before the classifier.
@@ -40,13 +48,25 @@ def timm_network(name: str, channels: int, *, pretrained: bool = False, img_size
 
 
 @register.encoder("torchvision/", about="Any classifier of torchvision, without its last layer.")
-def torchvision_network(name: str, channels: int, *, pretrained: bool = False) -> Backbone:
-    """torchvision's network ``name``; with one channel it makes of an image what it makes of a grey one in three."""
+def torchvision_network(
+    name: str,
+    channels: int,
+    image_size: Size | None = None,
+    *,
+    pretrained: bool = False,
+    img_size: int | Size | None = None,
+) -> Backbone:
+    """torchvision's network ``name``; with one channel it makes of an image what it makes of a grey one in three.
+
+    ``img_size`` is for ViTs, which are made for one size: ``image_size`` if it is not given.
+    """
     models = imported("torchvision.models", *WANTED)
     _check_name(name, models.list_models(module=models), "torchvision")
     if channels not in (1, 3):
         raise ValueError(f"expected 1 or 3 channels for torchvision's networks, got {channels}; timm's take any number")
-    network = models.get_model(name, weights="DEFAULT" if pretrained else None)
+    img_size = fitting_size(f"torchvision/{name}", image_size) if img_size is None else img_size
+    size = {} if img_size is None else {"image_size": img_size}
+    network = models.get_model(name, weights="DEFAULT" if pretrained else None, **size)
     classifiers = [
         (place, layer)
         for place, layer in network.named_modules()
@@ -66,11 +86,26 @@ def torchvision_network(name: str, channels: int, *, pretrained: bool = False) -
     return Backbone(network, classifier.in_features)
 
 
+def fitting_size(name: str, image_size: Size | None) -> int | Size | None:
+    """The ``img_size`` that the network needs for images of this size; None if it takes them as it is."""
+    family, _, member = name.partition("/")
+    if image_size is None:
+        return None
+    usual: Size | None = None  # the size that it is made for, if it is made for one
+    if family == "timm":
+        about = imported("timm", *WANTED).get_pretrained_cfg(member)
+        usual = tuple(about.input_size[1:]) if about is not None and about.fixed_input_size else None
+    elif family == "torchvision" and member.startswith("vit_"):
+        usual = (224, 224)
+    height, width = image_size
+    return None if usual in (None, image_size) else height if height == width else image_size
+
+
 def backbone(name: str, *, channels: int = 3, pretrained: bool = False, img_size: int | None = None) -> Backbone:
     """The network ``name``, "timm/..." or "torchvision/...", without its classifier, for any loop with our losses.
 
     ``pretrained`` fetches the library's own weights. timm adapts its first layer to any number of ``channels``,
-    torchvision's networks take 3 or 1. ``img_size`` is for timm's networks that are made for one size, such as ViTs.
+    torchvision's networks take 3 or 1. ``img_size`` is for networks that are made for one size, such as ViTs.
     """
     check_count(channels, "channels")
     if not name.startswith(("timm/", "torchvision/")):

@@ -23,8 +23,12 @@ def extract(
     device: torch.device | str,
     precision: str = "float32",
     batch: int | None = None,
+    views: str = "none",
+    view: int = 0,
 ) -> Tensor:
     """Features [N, F] of every image, float32 on ``device``: eval mode, normalised images, nothing random.
+
+    Or of view number ``view`` of each by the preset ``views``, which seed 0 and the image's place decide.
 
     ``encoder`` is on ``device`` already; afterwards each of its parts has its own mode again. It computes in
     ``precision``: "float32" (on a GPU too, without TF32), "bfloat16" by autocast, or "float64" for an encoder of that
@@ -44,13 +48,15 @@ def extract(
     device = torch.empty(0, device=device).device  # "cuda" becomes "cuda:0", as tensors call it
     dtype = torch.float64 if precision == "float64" else torch.float32
     _check_encoder(encoder, device, dtype)
-    views = preset("none", mean=image_set.mean, std=image_set.std)
+    made = preset(views, mean=image_set.mean, std=image_set.std)
+    places = torch.arange(len(image_set), device=device)
     autocast = torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16")
-    chunks = []
+    chunks: list[Tensor] = []
     with evaluating(encoder), _without_tf32(device), torch.no_grad(), autocast:
-        for images in image_set.chunks(int(batch or (128 if device.type == "cpu" else 1024))):
-            samples = torch.zeros(len(images), dtype=torch.int64, device=device)  # nothing is drawn from them
-            x = views(images.to(device), samples=samples, seed=0, epoch=0, channels_last=device.type == "cuda")
+        rows = int(batch or (128 if device.type == "cpu" else 1024))
+        for images, samples in zip(image_set.chunks(rows), torch.split(places, rows), strict=True):
+            last = device.type == "cuda"
+            x = made(images.to(device), samples=samples, seed=0, epoch=0, view=view, channels_last=last)
             features = encoder(x.to(dtype))
             if features.ndim != 2 or len(features) != len(images):
                 raise ValueError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 import setwise.register as register
@@ -29,9 +30,14 @@ class Contrastive(Method):
         self.encoder, self.head, self.loss = parts.encoder, parts.head(), parts.loss()
         self.views, self.count = parts.views, views
 
-    def forward(self, batch: Batch) -> dict[str, Tensor]:
-        """The loss, and its pairwise and set-level parts where it has them."""
+    def encode(self, batch: Batch) -> tuple[Tensor, ...]:
+        """The encoder's features of every view, [B, V, F]."""
         h = self.encoder(batch.view(self.views, count=self.count))
+        return (torch.unflatten(h, 0, (self.count, -1)).transpose(0, 1),)
+
+    def compare(self, encoded: tuple[Tensor, ...], batch: Batch) -> dict[str, Tensor]:
+        """The loss, and its pairwise and set-level parts where it has them. The head sees the whole batch."""
+        h = encoded[0].transpose(0, 1).flatten(0, 1)
         z = self.head(h).chunk(self.count)
         if isinstance(self.loss, SetContrastive):
             return self.loss.terms(z, features=h.chunk(self.count) if self.loss.on == "features" else None)

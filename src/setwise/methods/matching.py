@@ -49,9 +49,13 @@ class Matching(Method):
         z = self.project(self.encoder(images))
         return normalize(z if z.dtype == torch.float64 else z.float())
 
-    def forward(self, batch: Batch) -> dict[str, Tensor]:
-        """The loss, and its pairwise and set-level parts where it has them; ``batch`` is first all A, then all B."""
-        z_a, z_b = self.embed(batch.view(self.views)).chunk(2)
+    def encode(self, batch: Batch) -> tuple[Tensor, ...]:
+        """The unit vectors of both views; ``batch`` is first all A, then all B."""
+        return self.embed(batch.view(self.views)).chunk(2)
+
+    def compare(self, encoded: tuple[Tensor, ...], batch: Batch) -> dict[str, Tensor]:
+        """The loss, and its pairwise and set-level parts where it has them."""
+        z_a, z_b = encoded
         if isinstance(self.loss, SetContrastive):
             return self.loss.terms(z_a, z_b)
         return {"loss": cast(Tensor, self.loss(z_a, z_b))}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +11,8 @@ from torch import Tensor, nn
 import setwise.register as register
 from setwise.checks import see
 from setwise.data import ImageSet, MatchedSet
+from setwise.encoders import check_size, projection_head
 from setwise.encoders import create as create_encoder
-from setwise.encoders import projection_head
 from setwise.losses.objective import build
 from setwise.losses.parallel import Processes
 from setwise.recipe import Recipe
@@ -48,6 +47,7 @@ class Parts:
                 f"expected images of at least {least} x {least} pixels for {recipe.encoder.name}, got "
                 f"{size[0]} x {size[1]}; --encoder resnet8 takes any"
             )
+        check_size(self.encoder, recipe.encoder.name, self.channels, (size[0], size[1]))
         self.views: Views = register.views[recipe.views.name].make(mean=data.mean, std=data.std, **recipe.views.options)
 
     @property
@@ -102,12 +102,13 @@ class Batch:
         return x.flatten(0, 1).to(self.dtype)
 
 
-class Method(nn.Module, ABC):
+class Method(nn.Module):
     """An encoder, whatever is trained beside it, and what one step computes.
 
     A new method is a class whose ``__init__(self, parts, *, ...)`` takes ``Parts`` and its own options, registered:
-    ``@sw.register.method("name", about="...")``. A random draw may depend on (seed, epoch, sample) only, so that a
-    resumed run is the same run; what else has to survive a restart is a parameter or a buffer.
+    ``@sw.register.method("name", about="...")``. It has ``encode`` and ``compare``, which let its batch come in parts,
+    or a ``forward`` of its own. A random draw may depend on (seed, epoch, sample) only, so that a resumed run is the
+    same run; what else has to survive a restart is a parameter or a buffer.
 
     Examples:
         >>> class Alike(sw.Method):
@@ -115,16 +116,27 @@ class Method(nn.Module, ABC):
         ...         super().__init__()
         ...         self.encoder, self.views = parts.encoder, parts.views
         ...
-        ...     def forward(self, batch):
-        ...         a, b = self.encoder(batch.view(self.views, count=2)).chunk(2)
+        ...     def encode(self, batch):
+        ...         return self.encoder(batch.view(self.views, count=2)).chunk(2)
+        ...
+        ...     def compare(self, encoded, batch):
+        ...         a, b = encoded
         ...         return {"loss": (a - b).square().mean()}
     """
 
     encoder: nn.Module
 
-    @abstractmethod
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """Scalars of this batch, means over it: "loss" is minimised, the others are shown."""
+        return self.compare(self.encode(batch), batch)
+
+    def encode(self, batch: Batch) -> tuple[Tensor, ...]:
+        """What the network makes of the batch's items, each for itself: tensors of one row for each item."""
+        raise NotImplementedError(f"{type(self).__name__} has neither forward(batch) nor encode(batch)")
+
+    def compare(self, encoded: tuple[Tensor, ...], batch: Batch) -> dict[str, Tensor]:
+        """The scalars of ``forward``, from what ``encode`` made of all items; of ``batch``, labels and samples."""
+        raise NotImplementedError(f"{type(self).__name__} has neither forward(batch) nor compare(encoded, batch)")
 
     def groups(self) -> list[dict[str, Any]]:
         """Groups of parameters for the optimiser, each with options of its own; one of all that can be trained.

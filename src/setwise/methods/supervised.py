@@ -19,9 +19,13 @@ class Supervised(Method):
         self.encoder, self.views = parts.encoder, parts.views
         self.classifier = nn.Linear(parts.features, parts.classes)
 
-    def forward(self, batch: Batch) -> dict[str, Tensor]:
+    def encode(self, batch: Batch) -> tuple[Tensor, ...]:
+        """The classifier's scores of one view of each image."""
+        return (self.classifier(self.encoder(batch.view(self.views))),)
+
+    def compare(self, encoded: tuple[Tensor, ...], batch: Batch) -> dict[str, Tensor]:
         """The loss, and the share of the batch that is classified correctly."""
-        logits = self.classifier(self.encoder(batch.view(self.views)))
+        (logits,) = encoded
         hits = (logits.argmax(1) == batch.labels).float().mean()
         return {"loss": cross_entropy(logits, batch.labels), "accuracy": hits}
 

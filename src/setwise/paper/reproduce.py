@@ -116,53 +116,73 @@ def work(
     """
     for job in jobs:
         path = job.record(results)
-        if path.exists() or _failure(path).exists():
+        if path.exists() or failure_of(path).exists():
             continue
         with suppress(Taken, PermissionError):  # another makes it, or owns the place: ``reproduce`` says so in the end
             path.parent.mkdir(parents=True, exist_ok=True)
-            with locked(_lock(path), option="--results"):
-                if not path.exists() and not _failure(path).exists():  # another had it until just now
-                    for unfinished in (path, _failure(path)):
+            with locked(lock_of(path), option="--results"):
+                if not path.exists() and not failure_of(path).exists():  # another had it until just now
+                    for unfinished in (path, failure_of(path)):
                         remove_unfinished(unfinished)
                     _run(job, path, scratch, device, root, forget)
-            _lock(path).unlink(missing_ok=True)
+            lock_of(path).unlink(missing_ok=True)
 
 
 def _run(job: Job, path: Path, scratch: Path, device: torch.device, root: Path | None, forget: bool) -> None:
     """Write the run's record to ``path``, or its failure beside it."""
     began = time.perf_counter()
-    who = _who(job)
-    folder = scratch / job.name / job.variant / f"seed-{job.seed}"
-    how = RunOptions(device, resume=True, quiet=True)
     try:
-        record = run_of(job.recipe)(job.recipe, folder, name=job.name, seed=job.seed, how=how, root=root)
-        records.write(path, record)
+        records.write(path, record_of(job, scratch, device, root))
         if forget:
-            shutil.rmtree(folder)
+            shutil.rmtree(folder_of(job, scratch))
     except Interrupted:
         raise
     except Exception as error:  # whatever it is, other workers would die of it too
-        expected = isinstance(error, (TrainingError, ValueError, OSError, ImportError)) or out_of_memory(error)
-        words = f"{who}: {error if expected else f'{type(error).__name__}: {error}'}"
-        if not expected:
-            traceback.print_exc()
-        print(visible(f"failed: {words}"), file=sys.stderr, flush=True)
-        write_text(_failure(path), f"{words}\n")
+        words, trace = explained(error)
+        tell_failure(job, path, words, trace)
         if "CUDA error" in str(error):  # this process cannot use the GPU any more
             raise
     else:
-        print(f"{who}: {time.perf_counter() - began:.1f} s", flush=True)
+        print(f"{who(job)}: {time.perf_counter() - began:.1f} s", flush=True)
 
 
-def _failure(record: Path) -> Path:
+def record_of(job: Job, scratch: Path, device: torch.device, root: Path | None) -> dict[str, Any]:
+    """Make the run, or go on with it from its checkpoint below ``scratch``; its record."""
+    how, folder = RunOptions(device, resume=True, quiet=True), folder_of(job, scratch)
+    return run_of(job.recipe)(job.recipe, folder, name=job.name, seed=job.seed, how=how, root=root)
+
+
+def explained(error: Exception) -> tuple[str, str]:
+    """Why a run failed, in words, and the traceback if nobody expects such an error."""
+    if isinstance(error, (TrainingError, ValueError, OSError, ImportError)) or out_of_memory(error):
+        return str(error), ""
+    return f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error))
+
+
+def tell_failure(job: Job, record: Path, words: str, trace: str) -> None:
+    """Print why a run failed, and write it beside the record's place."""
+    print(trace, end="", file=sys.stderr)
+    print(visible(f"failed: {who(job)}: {words}"), file=sys.stderr, flush=True)
+    write_text(failure_of(record), f"{who(job)}: {words}\n")
+
+
+def folder_of(job: Job, scratch: Path) -> Path:
+    """Where the run keeps its checkpoint."""
+    return scratch / job.name / job.variant / f"seed-{job.seed}"
+
+
+def failure_of(record: Path) -> Path:
+    """Where a failure of the run is written."""
     return record.with_suffix(".failed")
 
 
-def _lock(record: Path) -> Path:
+def lock_of(record: Path) -> Path:
+    """What whoever makes the run has locked."""
     return record.with_suffix(".lock")
 
 
-def _who(job: Job) -> str:
+def who(job: Job) -> str:
+    """The run in words."""
     return " ".join(filter(None, (job.name, job.variant, f"seed {job.seed}")))
 
 
@@ -170,8 +190,8 @@ def _why_missing(record: Path) -> str:
     """Why a run has no record, though it did not fail."""
     try:
         record.parent.mkdir(parents=True, exist_ok=True)
-        if _lock(record).exists():
-            with locked(_lock(record), option="--results"):
+        if lock_of(record).exists():
+            with locked(lock_of(record), option="--results"):
                 pass
         elif not os.access(record.parent, os.W_OK):
             return f"{record.parent} cannot be written; give another --results"
@@ -220,16 +240,10 @@ def reproduce(
     """
     check_count(at_once, "at_once")
     check_records(jobs, results)
-    try:
-        scratch.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"expected a folder for checkpoints, got {error}; give another --scratch") from error
-    places = [job.record(results) for job in jobs]
-    for path in places:
-        with suppress(PermissionError):  # another user's
-            _failure(path).unlink(missing_ok=True)
+    make_scratch(scratch)
+    forget_failures(jobs, results)
     arguments = (list(jobs), results, scratch, device, root, forget)
-    at_once = max(1, min(at_once, sum(not path.exists() for path in places)))  # no worker without a run
+    at_once = max(1, min(at_once, sum(not job.record(results).exists() for job in jobs)))  # no worker without a run
     if at_once == 1:
         work(*arguments)
     else:
@@ -237,20 +251,43 @@ def reproduce(
             words = "no MPS of NVIDIA's runs, so these take turns; `nvidia-cuda-mps-control -d` lets them share the GPU"
             print(f"setwise: {words}", file=sys.stderr)
         _side_by_side(at_once, arguments)
-    reasons: dict[str, list[Job]] = {}
+    return count_missing(jobs, results, repeat=at_once > 1)
+
+
+def make_scratch(scratch: Path) -> None:
+    """Make the folder for checkpoints."""
+    try:
+        scratch.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"expected a folder for checkpoints, got {error}; give another --scratch") from error
+
+
+def forget_failures(jobs: Sequence[Job], results: Path) -> None:
+    """Remove what earlier commands wrote of failures: these runs are tried again."""
+    for job in jobs:
+        with suppress(PermissionError):  # another user's
+            failure_of(job.record(results)).unlink(missing_ok=True)
+
+
+def count_missing(jobs: Sequence[Job], results: Path, *, repeat: bool) -> int:
+    """Say why records are missing in the end, and how many are; ``repeat`` prints failures once more.
+
+    Those of many workers are lost among the others' lines.
+    """
+    places, reasons = [job.record(results) for job in jobs], dict[str, list[Job]]()
     for job, path in zip(jobs, places, strict=True):
         with suppress(FileNotFoundError, PermissionError):  # another command has just taken it away, or it is its own
-            if _failure(path).exists():
-                words = _failure(path).read_text().strip()
-                if at_once > 1:  # those of many workers are lost among the others' lines
+            if failure_of(path).exists():
+                words = failure_of(path).read_text().strip()
+                if repeat:
                     print(visible(f"failed: {words}"), file=sys.stderr)
-                _failure(path).unlink()
+                failure_of(path).unlink()
                 continue
         if not path.exists():
             reasons.setdefault(_why_missing(path), []).append(job)
     for reason, those in reasons.items():
         more = f" and {len(those) - 1} more" if len(those) > 1 else ""
-        print(visible(f"not made: {_who(those[0])}{more}: {reason}"), file=sys.stderr)
+        print(visible(f"not made: {who(those[0])}{more}: {reason}"), file=sys.stderr)
     return sum(not path.exists() for path in places)
 
 

@@ -131,8 +131,7 @@ def report_runs(places: Sequence[Path], out: Path, *, where: Sequence[str] = (),
     if not runs:
         also = f" ({len(aside)} set aside, the first: {aside[0]})" if aside else ""
         raise ValueError(
-            f"expected runs with final numbers, got none{also}; `setwise pretrain` on images with classes, "
-            "and without --no-evaluate, measures them"
+            f"expected runs with final numbers, got none{also}; `setwise pretrain` without --no-evaluate measures them"
         )
     paths = [path_of(name, runs) for name in by] or differing(runs)
     groups, measures = group_by(runs, paths), measures_of(runs)

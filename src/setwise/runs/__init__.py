@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from setwise.recipe import Recipe
+from setwise.runs.choices import recipe_for
 from setwise.runs.embedding import embed, home, image_encoder, neighbours, title_of
 from setwise.runs.matching import run_matching
 from setwise.runs.pretraining import choose_device, encoder_of, export, pretrain, probe
@@ -20,6 +21,7 @@ __all__ = [
     "neighbours",
     "pretrain",
     "probe",
+    "recipe_for",
     "run_matching",
     "run_of",
     "title_of",

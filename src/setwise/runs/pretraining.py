@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from setwise.encoders import create as create_by_name
 from setwise.evaluation.features import extract, frozen
 from setwise.evaluation.knn import knn_accuracy
 from setwise.evaluation.probe import linear_probe
+from setwise.evaluation.retrieval import MOST, view_retrieval
 from setwise.methods import Supervised
 from setwise.recipe import Recipe
 from setwise.runs import structure
@@ -30,6 +32,7 @@ from setwise.training.progress import print_line
 
 FINE_TUNING_EPOCHS = 30
 HELD_OUT = 0.1  # share of the images that are kept to test on where nobody set any apart
+PYTHON = "python:"  # before the name of images from Python, in place of a source
 
 
 def choose_device(name: str) -> torch.device:
@@ -63,7 +66,7 @@ def with_test(recipe: Recipe, train_set: ImageSet, root: Path | None, *, alone: 
     """
     data = recipe.data
     held_out = alone and not data.validation
-    count = max(1, round(HELD_OUT * len(train_set))) if held_out else data.validation
+    count = held_out_count(train_set) if held_out else data.validation
     if not count:
         return train_set, load(data.source, root, split="test", options=data.options)
     if count >= len(train_set):
@@ -72,6 +75,12 @@ def with_test(recipe: Recipe, train_set: ImageSet, root: Path | None, *, alone: 
     rest, kept = order[count:].sort().values, order[:count].sort().values
     kind = "held out" if held_out else "validation"
     return train_set.select(rest, split="train"), train_set.select(kept, split=kind)
+
+
+def held_out_count(images: ImageSet) -> int:
+    """A tenth. Without classes at most as many as are looked at."""
+    tenth = max(1, round(HELD_OUT * len(images)))
+    return tenth if len(images.classes) > 1 else min(tenth, MOST)
 
 
 def check_classes(train_set: ImageSet, test_set: ImageSet) -> None:
@@ -94,22 +103,27 @@ def pretrain(
     root: Path | None = None,
     evaluate: bool = True,
     images: ImageSet | None = None,
+    decide: Callable[[ImageSet], Recipe] | None = None,
 ) -> dict[str, Any]:
     """Train by a recipe, probe the frozen encoder, write the record into the run's folder; returns the record.
 
-    ``images`` replace the recipe's source.
+    ``images`` replace the recipe's source. ``decide`` makes another recipe when it sees the images. Without classes
+    there is nothing to probe: two views of held-out images look for each other.
     """
     test_set: ImageSet | None = None
     data = recipe.data
     train_set = load(data.source, root, split="train", options=data.options) if images is None else images
-    evaluate = evaluate and len(train_set.classes) > 1  # without classes there is nothing to probe
+    count, recipe = (None, recipe) if decide is None else (len(train_set), decide(train_set))
+    classes = len(train_set.classes)
+    alone = classes == 1 or data.source.startswith(PYTHON) or not has_test_split(data.source)
+    if classes < 2 and alone and not data.validation and held_out_count(train_set) < 2:
+        evaluate = False  # too few images: of one alone nothing can be said
     if evaluate or data.validation:  # else there need not be any to test on
-        alone = images is not None or not has_test_split(data.source)
         train_set, test_set = with_test(recipe, train_set, root, alone=alone)
     if evaluate and test_set is not None:
         check_classes(train_set, test_set)
     if how.processes.first and not how.quiet:
-        for line in choices(recipe, train_set, test_set, how.device):
+        for line in choices(recipe, train_set, test_set, how.device, count=count):
             print_line(line, sys.stdout)
     title, look = f"{name} seed {seed}", structure.after_epoch
     engine, last = train(recipe, train_set, folder, seed=seed, how=how, title=title, after_epoch=look)
@@ -118,8 +132,14 @@ def pretrain(
     if how.processes.first:
         if evaluate and test_set is not None:
             encoder, device = engine.method.encoder, how.device
-            record["final"] = evaluate_encoder(encoder, train_set, test_set, recipe, seed=seed, device=device)
-            record["timings"] |= record["final"].pop("timings")
+            if classes > 1:
+                record["final"] = evaluate_encoder(encoder, train_set, test_set, recipe, seed=seed, device=device)
+                record["timings"] |= record["final"].pop("timings")
+            else:
+                began = time.perf_counter()
+                with frozen(encoder):
+                    record["final"] = {"view_retrieval_accuracy": view_retrieval(encoder, test_set, device=device)}
+                record["timings"]["retrieval_seconds"] = time.perf_counter() - began
             if isinstance(engine.method, Supervised) and recipe.epochs:
                 record["final"]["classifier_accuracy"] = _classifier_accuracy(engine.method, test_set, device)
         records.write(folder / records.FILE, record)
@@ -187,7 +207,7 @@ def probe(
     path: Path,
     *,
     device: torch.device,
-    data: str | None = None,
+    data: str | ImageSet | None = None,
     root: Path | None = None,
     fine_tune: bool = False,
     fine_tune_epochs: int | None = None,
@@ -203,12 +223,21 @@ def probe(
     if found.epoch < found.recipe.epochs and not quiet:
         print(f"the run has not ended: epoch {found.epoch} of {found.recipe.epochs}", file=sys.stderr)
     encoder = encoder_of(found, path).to(device)
-    recipe = found.recipe if data is None else found.recipe.changed({"data.source": data})
-    train_set, test_set = splits(recipe, root)
+    if data is None and found.recipe.data.source.startswith(PYTHON):
+        raise ValueError(
+            "expected the images to probe on for a run on images from Python, which only Python has, got none; "
+            "give them: run.probe(data), an ImageSet or a path"
+        )
+    if isinstance(data, ImageSet):
+        recipe = found.recipe
+        train_set, test_set = with_test(recipe, data, root, alone=True)
+    else:
+        recipe = found.recipe if data is None else found.recipe.changed({"data.source": data})
+        train_set, test_set = splits(recipe, root)
     if not train_set.classes:
         raise ValueError(
-            f"expected images with classes to probe on, got none in {train_set.name}; give others by --data, "
-            + see("how-to/your-data#folder")
+            f"expected images with classes to probe on, got none in {train_set.name}; give others by --data (data= in "
+            "Python), " + see("how-to/your-data#folder")
         )
     check_classes(train_set, test_set)
     if data is None and not recipe.matched:  # which is trained on two views of others

@@ -25,7 +25,9 @@ from setwise.losses.parallel import Processes
 from setwise.methods import Batch, Method, create
 from setwise.methods.matching import draw_shots
 from setwise.recipe import Recipe
+from setwise.training.accumulation import average_gradients, backward_in_parts, check_divisible
 from setwise.training.capture import DDP_WARM_UP, WARM_UP, captured, new_stream, within
+from setwise.training.compilation import compile_encoder
 from setwise.training.errors import TrainingError
 from setwise.training.feeding import Feed, fits
 from setwise.training.processes import share_norms
@@ -57,6 +59,7 @@ class Engine:
         device: torch.device,
         processes: Processes | None = None,
         capture: bool = True,
+        compile: bool = False,
     ) -> None:
         if not 0 <= seed < 2**63:
             raise ValueError(f"expected a seed from 0 to 2^63 - 1, got {seed}")
@@ -74,6 +77,8 @@ class Engine:
         method.to(device, torch.float64 if self.precision == "float64" else torch.float32)
         if on_gpu:
             method.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        if recipe.parts > 1:
+            check_divisible(method, recipe.method.name)
         self.method: Method = method
         self.model: nn.Module = method
         self._stream: Any = None
@@ -123,7 +128,7 @@ class Engine:
         self._moves = type(method).after_step is not Method.after_step  # needless counting takes 1 % of a small step
         self._graphs: dict[int, Callable[[], None]] = {}  # captured steps by their batch size
         if recipe.epochs:
-            self._prepare(capture and on_gpu and self.processes.capturable)
+            self._prepare(capture and on_gpu and self.processes.capturable, compile)
 
     def begin(self, epoch: int, step: int = 0) -> None:
         """Go to a step of an epoch; at the epoch's first the sums start at 0 and the method prepares itself."""
@@ -162,9 +167,15 @@ class Engine:
         for rate, share in self._own_rates:
             torch.mul(self._rate, share, out=rate)
         self.optimizer.zero_grad()
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bfloat16"):
-            terms = self.model(batch)
-        terms["loss"].backward()
+        autocast = partial(torch.autocast, self.device.type, torch.bfloat16, enabled=self.precision == "bfloat16")
+        if self.recipe.parts > 1:
+            terms = backward_in_parts(self.method, batch, self.recipe.parts, autocast)
+            if self.processes.size > 1:
+                average_gradients(self._parameters, self.processes)
+        else:
+            with autocast():
+                terms = self.model(batch)
+            terms["loss"].backward()
         self.optimizer.step()
         self._turn.add_(1)
         if self._moves:
@@ -287,13 +298,15 @@ class Engine:
             )
         return sizes
 
-    def _prepare(self, capture: bool) -> None:
-        """Let the optimiser make its state, capture the graphs, and undo what both did to weights and state."""
+    def _prepare(self, capture: bool, compile: bool) -> None:
+        """Let the optimiser make its state, compile, capture the graphs; undo what this did to weights and state."""
         before = {name: x.clone() for name, x in self.method.state_dict().items()}
         for parameter in self._parameters:
             parameter.grad = torch.zeros_like(parameter)
         self.optimizer.step()
         self.optimizer.zero_grad()
+        if compile:
+            self._compile()
         if capture:
             pool = torch.cuda.graph_pool_handle()
             for rows in sorted(self._offsets, reverse=True):
@@ -305,6 +318,25 @@ class Engine:
                 if isinstance(x, Tensor):
                     x.zero_()  # SGD: a momentum of 0 is what its first step starts from
 
+    def _compile(self) -> None:
+        """Compile the encoder and take a step with each batch size. If that fails, warn and go on without."""
+        undo, reason = compile_encoder(self.method.encoder), ""
+        try:
+            with within(self._stream) if self._stream is not None else nullcontext():
+                for rows in sorted(self._offsets, reverse=True):
+                    self.begin(0)
+                    self._step(rows)
+        except Exception as error:  # whatever a compiler may raise; an error of the network itself comes again
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        if self.processes.largest(bool(reason), self.device):
+            undo()
+            warnings.warn(
+                f"the encoder could not be compiled ({reason or 'on another process'}); training goes on without, "
+                + see("how-to/large-batches#compile"),
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
     def _captured(self, rows: int, pool: Any) -> Callable[[], None]:
         try:
             warm_up = DDP_WARM_UP if self.processes.joined else WARM_UP
@@ -313,7 +345,7 @@ class Engine:
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
             if isinstance(error, torch.OutOfMemoryError):
-                hint = f"a batch below {self.recipe.batch} needs less memory"
+                hint = f"a batch below {self.recipe.batch} or more --parts need less memory"
             else:  # a loss that waits for the device, such as dense eigenvalues of more rows than our kernel takes
                 hint = "--no-capture takes steps one by one"
             raise TrainingError(

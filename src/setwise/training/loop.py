@@ -46,13 +46,13 @@ def stopping_signals() -> list[int]:
     return stopping if hangup is None or signal.getsignal(hangup) is signal.SIG_IGN else [*stopping, hangup]
 
 
-class _Signals:
+class Signals:
     """SIGINT, SIGTERM and SIGHUP as something to look at between steps; another one, later, is obeyed at once."""
 
     seen = 0
     _when = 0.0
 
-    def __enter__(self) -> _Signals:
+    def __enter__(self) -> Signals:
         ours = threading.current_thread() is threading.main_thread()  # elsewhere their owner has them
         self._old = {number: signal.signal(number, self._note) for number in stopping_signals()} if ours else {}
         return self
@@ -77,6 +77,7 @@ class RunOptions:
     resume: bool = False  # go on from the folder's checkpoint, if there is one
     processes: Processes = field(default_factory=Processes)
     capture: bool = True  # steps as CUDA graphs, on a GPU
+    compile: bool = False  # the encoder, by torch.compile
     checkpoint_seconds: float = 60.0  # between checkpoints
     # Beside csv and jsonl: names, or tables with options such as {"name": "wandb", "project": "mine"}.
     loggers: tuple[str | Mapping[str, Any], ...] = ()
@@ -110,7 +111,8 @@ def train(
         if first:
             checkpoints.remove_unfinished(path)
         earlier = _earlier_checkpoint(path, recipe, seed, data, how.resume) if path.exists() else None
-        engine = Engine(recipe, data, seed=seed, device=how.device, processes=how.processes, capture=how.capture)
+        options: Any = {"processes": how.processes, "capture": how.capture, "compile": how.compile}
+        engine = Engine(recipe, data, seed=seed, device=how.device, **options)
         if encoder is not None:
             if not isinstance(encoder, dict):
                 raise ValueError(
@@ -126,7 +128,7 @@ def train(
             contextlib.closing(engine),
             Reporter(title, epochs=recipe.epochs, images=len(data), quiet=how.quiet or not first) as reporter,
             open_loggers(folder, history, (*ALWAYS, *how.loggers) if first else ()) as loggers,
-            _Signals() as signals,
+            Signals() as signals,
         ):
             if earlier is not None and earlier.epoch == recipe.epochs:
                 return engine, earlier
@@ -151,7 +153,7 @@ class _Run:
     history: list[dict[str, Any]]
     loggers: list[Logger]
     reporter: Reporter
-    signals: _Signals
+    signals: Signals
     after_epoch: AfterEpoch | None
     resumptions: list[dict[str, Any]] = field(default_factory=list)
     began: float = field(default_factory=lambda: time.perf_counter())
@@ -242,7 +244,7 @@ def _explained(error: Exception, engine: Engine, step: int) -> TrainingError | N
     if out_of_memory(error):
         return TrainingError(
             f"{where}: out of memory ({str(error).splitlines()[0]}); what was written before is "
-            f"intact, a batch below {engine.recipe.batch} needs less, {see('how-to/errors#space')}"
+            f"intact, a batch below {engine.recipe.batch} or more --parts need less, {see('how-to/errors#space')}"
         )
     return None
 

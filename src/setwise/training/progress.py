@@ -12,6 +12,8 @@ from typing import Any, TextIO
 from setwise.terminal import visible
 
 LINE_SECONDS = 10.0  # between lines where there is no terminal
+ESTIMATE_SECONDS = 1.0  # of steps, after the first one, that tell how long the run will take
+UNITS = (("hour", 3600), ("minute", 60), ("second", 1))
 
 
 def print_line(text: str, stream: TextIO) -> None:
@@ -20,8 +22,18 @@ def print_line(text: str, stream: TextIO) -> None:
         print(visible(text), file=stream, flush=True)
 
 
+def duration(seconds: float) -> str:
+    """Seconds, minutes or hours in words: "about 3 minutes"."""
+    unit, size = next((unit, size) for unit, size in UNITS if seconds >= 1.5 * size or size == 1)
+    count = max(1, round(seconds / size))
+    return f"about {count:,} {unit}{'s' * (count > 1)}"
+
+
 class Reporter:
-    """A progress bar with loss terms, images per second and time left; plain lines without a terminal; or silence."""
+    """A progress bar with loss terms, images per second and time left; plain lines without a terminal; or silence.
+
+    How long the run will take is said once, as soon as its own first steps tell.
+    """
 
     def __init__(self, title: str, *, epochs: int, images: int, quiet: bool = False) -> None:
         self.title, self.epochs, self.images, self.quiet = title, epochs, images, quiet
@@ -29,6 +41,7 @@ class Reporter:
         self._task: Any = None
         self._last = time.monotonic()
         self._start: tuple[float, float] | None = None
+        self._estimated = False
 
     def __enter__(self) -> Reporter:
         """Show the bar."""
@@ -72,12 +85,24 @@ class Reporter:
             if not force:
                 return
         passed, progress = now - self._start[0], done - self._start[1]
+        if not self._estimated and not force and progress > 0 and passed >= ESTIMATE_SECONDS:
+            self._estimated = True
+            seconds, rate = passed / progress * (self.epochs - done), self.images * progress / passed
+            self._print(f"{duration(seconds)} to train ({rate:,.0f} images/s)")
         terms = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
         status = f"epoch {min(int(done) + 1, self.epochs)}/{self.epochs}  {terms}"
         status += f"  {self.images * progress / passed:,.0f} images/s" if passed > 0 else ""
         if self._bar is not None:
             self._bar.update(self._task, completed=done, status=status)
         elif not self.quiet and (force or now - self._last >= LINE_SECONDS):
-            left = f"  {passed / progress * (self.epochs - done):,.0f} s left" if progress > 0 else ""
+            ahead = progress > 0 and done < self.epochs
+            left = f"  {passed / progress * (self.epochs - done):,.0f} s left" if ahead else ""
             print_line(f"{self.title}: {status}{left}", sys.stderr)
             self._last = now
+
+    def _print(self, words: str) -> None:
+        """A line of its own, above the bar where there is one."""
+        if self._bar is not None:
+            self._bar.console.print(visible(words), markup=False, highlight=False)
+        elif not self.quiet:
+            print_line(f"{self.title}: {words}", sys.stderr)

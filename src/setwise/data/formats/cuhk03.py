@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import defaultdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
@@ -28,7 +29,7 @@ IDENTITIES = 1467  # of the real set
 Boxes = Literal["labeled", "detected"]  # drawn by hand, or found by a detector
 SIZE = (128, 64)  # height, width
 PICTURE = re.compile(r"(?P<identity>.+)_0(?P<shot>[0-9])\.(jpg|jpeg|png)", re.IGNORECASE)
-SHOT = re.compile(r"_[0-9]{2}$")
+THEIRS = re.compile(r"[1-5]_[0-9]{3,4}(_[12])?_[0-9]{2}")  # pair of cameras, identity, maybe the view, shot
 TOO_HIGH = re.compile(r".+_[1-9][0-9]")  # a shot, counted from 1 or for all cameras
 SHOTS_PER_VIEW = cuhk03_mat.SHOTS_PER_VIEW
 CONVERSION_LIMIT = cuhk03_mat.SECONDS
@@ -58,9 +59,26 @@ def _find(path: Path) -> Path | None:
     for place in (path / MAT, path / "cuhk03_release" / MAT):
         if place.is_file():
             return place
-    # One picture of such a name may lie beside train/CLASS/, or among other photos.
-    pictures = path.is_dir() and _pictures(path) and not has_train(path)
-    return path if pictures and all(SHOT.search(file.stem) for file in path.iterdir() if is_image(file)) else None
+    pictures = path.is_dir() and not has_train(path) and _are_theirs([p for p in path.iterdir() if is_image(p)])
+    return path if pictures else None
+
+
+def _are_theirs(pictures: list[Path]) -> bool:
+    """Whether these are CUHK-03's, or pairs in its form. Photos such as trip_01.jpg to trip_09.jpg are neither.
+
+    All have CUHK-03's names; or all are IDENTITY_SHOT, the first shot of a view is there, and at least half of two or
+    more identities have shots of both views.
+    """
+    if pictures and all(THEIRS.fullmatch(path.stem) for path in pictures):
+        return True
+    parsed = [PICTURE.fullmatch(path.name) for path in pictures]
+    views: defaultdict[str, set[int]] = defaultdict(set)
+    for found in parsed:
+        if found is None:
+            return False
+        views[found["identity"]].add(int(found["shot"]) // SHOTS_PER_VIEW)
+    first = any(found is not None and found["shot"] == "0" for found in parsed)
+    return first and len(views) > 1 and sum(len(seen) == 2 for seen in views.values()) >= len(views) / 2
 
 
 def count_identities(path: Path, root: Path) -> tuple[int, int]:

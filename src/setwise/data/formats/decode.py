@@ -6,6 +6,7 @@ as Pillow does it for colours. What is transparent lies on white.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import warnings
 from collections.abc import Iterator, Sequence
@@ -182,10 +183,31 @@ def fit_images(
 
 @contextmanager
 def quiet_pillow() -> Iterator[None]:
-    """No warnings of Pillow about files that it can read after all."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
+    """No warnings of Pillow about files that it can read after all, and no lines of libtiff on stderr."""
+    before = _hush_libtiff(None)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        if before is not None:
+            _hush_libtiff(before)
+
+
+def _hush_libtiff(handler: int | None) -> int | None:
+    """Give Pillow's libtiff another function for its errors, none to say nothing; returns the one before.
+
+    libtiff prints them itself, beside the exception that Pillow raises. Where it is built into Pillow it keeps its own.
+    """
+    from PIL import _imaging
+
+    try:
+        change = ctypes.CDLL(_imaging.__file__).TIFFSetErrorHandler
+    except (AttributeError, OSError):
+        return None
+    change.argtypes, change.restype = [ctypes.c_void_p], ctypes.c_void_p
+    before: int | None = change(handler)
+    return before
 
 
 def reason(error: DataError) -> str:

@@ -3,7 +3,7 @@
 photos/*.jpg                        no classes
 photos/a/*.jpg, photos/b/*.jpg      two or more folders, all images directly in them: classes
 photos/2024/05/*.jpg, ...           any other nesting: no classes
-photos/train/..., photos/test/...   splits (val in place of test); train/CLASS/*.jpg has classes, train/*.jpg none
+photos/train/..., photos/test/...   splits (val in place of test); train/CLASS/... has classes, train/*.jpg none
 
 Hidden files and folders do not count.
 """
@@ -89,12 +89,6 @@ def list_split(folder: Path, split: str, *, follow_links: bool = False) -> Listi
             raise DataError(f"expected the classes of {folder / 'train'}, got {place.name!r} in {folder / split} too")
         inside = Listing(folder, split)
         files = sorted(_walk(place, inside, follow_links=follow_links), key=lambda path: path.parts)
-        inner = next((path for path in files if names and path.parent != place), None)
-        if inner is not None:
-            raise DataError(
-                f"expected the images of a class in {place} itself, got {inner.relative_to(place)} there; move such "
-                f"images up, or their folder beside the other classes, {SEE}"
-            )
         if not files and not inside.unusable and (split == "train" or inside.others):
             raise _none_in(place, inside)
         paths += files
@@ -109,8 +103,9 @@ def list_split(folder: Path, split: str, *, follow_links: bool = False) -> Listi
 
 def _labelled(found: Listing, paths: list[Path], names: list[str]) -> Listing:
     number = {name: k for k, name in enumerate(names)}
+    above = len(found.folder.parts) + has_train(found.folder)  # the class is the folder below these
     found.paths, found.classes = paths, tuple(names)
-    found.labels = [number[path.parent.name] if names else -1 for path in paths]
+    found.labels = [number[path.parts[above]] if names else -1 for path in paths]
     return found
 
 

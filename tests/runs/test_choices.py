@@ -1,0 +1,143 @@
+"""What a run on one's own images chooses, and that a person's word counts more."""
+
+import json
+
+import pytest
+import torch
+
+import setwise as sw
+from setwise.cli import main
+from setwise.front import BASE, DEFAULT
+from setwise.paper.recipes import recipe
+from setwise.runs import choices
+from setwise.runs.choices import choose
+
+CPU, GPU = "cpu", "cuda"
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "device", "encoder", "batch", "epochs", "views"),
+    [
+        (1_797, (8, 8), CPU, "conv4", 64, 100, "modern"),
+        (1_797, (8, 8), GPU, "conv4", 256, 400, "modern"),
+        (1_797, (8, 7), GPU, "resnet8", 256, 400, "modern"),
+        (300, (224, 224), CPU, "conv4", 64, 13, "self-supervised"),
+        (300, (224, 224), GPU, "resnet18", 64, 400, "self-supervised"),
+        (50_000, (32, 32), CPU, "conv4", 64, 5, "modern"),
+        (50_000, (32, 32), GPU, "resnet18", 256, 200, "modern"),
+        (2_000, (64, 65), CPU, "conv4", 64, 24, "self-supervised"),
+        (1_281_167, (224, 224), GPU, "resnet18", 256, 20, "self-supervised"),
+        (5_000, (512, 512), GPU, "resnet18", 32, 400, "self-supervised"),
+        (2, (32, 32), CPU, "conv4", 2, 100, "modern"),
+    ],
+)  # fmt: skip
+def test_images_and_device_decide(count, size, device, encoder, batch, epochs, views):
+    found = {path: value for path, (value, _) in choose(count, *size, device).items()}
+    assert found == {"encoder.name": encoder, "batch": batch, "epochs": epochs, "views.preset": views}
+
+
+def test_a_batch_is_a_power_of_two_and_at_most_a_quarter():
+    for count in range(8, 2000, 7):
+        for device in (CPU, GPU):
+            batch = choose(count, 40, 300, device)["batch"][0]
+            assert batch.bit_count() == 1
+            assert 2 <= batch <= count / 4
+
+
+@pytest.fixture
+def images():
+    pixels = torch.randint(256, (40, 20, 24, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    return sw.data.from_images(pixels, name="noise")
+
+
+@pytest.fixture
+def photos(images, tmp_path, monkeypatch):
+    """The same images as files."""
+    from PIL import Image
+
+    (tmp_path / "photos").mkdir()
+    for k, image in enumerate(images.images):
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(tmp_path / "photos" / f"{k:02}.png")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "photos"
+
+
+def test_a_folder_and_images_of_python_choose_alike(photos, images):
+    changes = {"epochs": 1}
+    run = sw.pretrain("photos", changes=changes, device="cpu")
+    other = sw.pretrain(images, changes=changes, device="cpu")
+    assert (run.record["name"], other.record["name"]) == ("photos", "noise")
+    assert (str(run.folder), str(other.folder)) == ("runs/photos/seed-1", "runs/noise/seed-1")
+    own, base = run.recipe, recipe(BASE)
+    chosen = (own.encoder.name, own.batch, own.epochs, own.views.name, own.optimizer.name, own.drop_last)
+    assert chosen == ("conv4", 8, 1, "modern", "adam", False)
+    assert (own.objective, own.head) == (base.objective, base.head)
+    assert not own.objective.terms
+    assert own.about == "chosen for 40 images of 20x24 on a CPU"
+    trees = [one.recipe.tree() | {"data": None} for one in (run, other)]
+    assert trees[0] == trees[1]
+    assert run.record["final"] == other.record["final"]  # the same images, the same bits
+
+
+def test_a_person_decides_against_it(photos, capsys):
+    words = ["--epochs", "1", "--encoder.weights", "xavier", "--batch", "4", "--term", "qare=0.5", "--device", "cpu"]
+    main(["pretrain", "photos", *words])
+    shown = capsys.readouterr().out
+    assert "  batch 4: as asked\n" in shown
+    assert "  encoder conv4: a small network, since a CPU is slow\n" in shown
+    assert "view retrieval accuracy: " in shown
+    found = sw.load_run("runs/photos/seed-1").recipe
+    assert (found.batch, found.epochs, found.encoder["weights"]) == (4, 1, "xavier")
+    assert [(one.term.name, one.weight) for one in found.objective.terms] == [("qare", 0.5)]
+    with pytest.raises(SystemExit, match="got '--bach'; did you mean"):
+        main(["pretrain", "photos", "--bach", "4"])
+    main(["pretrain", "photos", "--recipe", DEFAULT, "--epochs", "1", "--device", "cpu", "--out", "named"])
+    assert sw.load_run("named").recipe.encoder == recipe(DEFAULT).encoder
+    assert sw.load_run("named").record["name"] == f"{DEFAULT} (changed)"
+
+
+def test_a_run_that_goes_on_keeps_what_it_chose(photos, monkeypatch):
+    words = ["pretrain", "photos", "--size", "16", "--device", "cpu", "--quiet"]
+    main([*words, "--epochs", "2", "--batch", "16"])
+    before = sw.load_run("runs/photos/seed-1")
+    monkeypatch.setattr(choices, "choose", lambda *images: {"batch": (2, "another version's rule")})
+    main([*words[:2], "--resume", "--device", "cpu", "--quiet"])  # the run knows its size, too
+    after = sw.load_run("runs/photos/seed-1")
+    assert after.recipe == before.recipe
+    with pytest.raises(SystemExit, match="batch 16, not 4"):
+        main([*words, "--resume", "--batch", "4"])
+
+
+def test_sets_by_name_keep_their_recipe(tmp_path):
+    run = sw.pretrain("digits", changes={"epochs": 0}, evaluate=False, device="cpu", out=tmp_path)
+    assert run.recipe == recipe(DEFAULT).changed({"epochs": 0})
+
+
+def test_a_report_of_runs_without_labels(photos, capsys):
+    for seed in (1, 2):
+        sw.pretrain("photos", changes={"epochs": 1}, seed=seed, device="cpu")
+    main(["report", "runs", "--out", "page"])
+    table = (photos.parent / "page" / "runs.csv").read_text()
+    values = [json.loads((photos.parent / f"runs/photos/seed-{n}/record.json").read_text())["final"] for n in (1, 2)]
+    mean = 50 * sum(one["view_retrieval_accuracy"] for one in values)
+    header, row = (line.split(",") for line in table.splitlines())
+    assert float(row[header.index("view retrieval accuracy")]) == pytest.approx(mean)
+
+
+def test_a_test_folder_without_classes_is_tested_on(photos):
+    for split, count in (("train", 34), ("test", 6)):
+        (photos / split).mkdir()
+        for path in sorted(photos.glob("*.png"))[:count]:
+            path.rename(photos / split / path.name)
+    run = sw.pretrain("photos", changes={"epochs": 1}, device="cpu")
+    assert run.record["data"] == {"name": "photos", "train": 34, "test": 6}
+    assert run.record["final"]["view_retrieval_accuracy"] * 6 == pytest.approx(
+        round(run.record["final"]["view_retrieval_accuracy"] * 6)
+    )
+
+
+def test_too_few_images_to_hold_any_out(images, tmp_path):
+    few = images.select(torch.arange(14), split="train")
+    run = sw.pretrain(few, changes={"epochs": 1, "batch": 4}, device="cpu", out=tmp_path)
+    assert run.record["data"] == {"name": "noise", "train": 14}
+    assert run.record["final"] == {}
