@@ -277,15 +277,15 @@ class _Store:
         except (OSError, ValueError, RecursionError):
             return []
         try:
-            self._check(lines, lengths)
             known = {name: header[name] for name in self.header}
-        except (KeyError, TypeError, ValueError):
+            if len(lines) == len(range(0, len(self.images), BATCH)):
+                known["device"] = self.header["device"]  # a whole one will do, wherever it was computed
+            if known == self.header:
+                self._check(lines, lengths)
+                return lines
+        except (KeyError, TypeError, ValueError):  # damaged
             return []
-        if len(lines) == len(range(0, len(self.images), BATCH)):
-            known["device"] = self.header["device"]  # a whole one will do, wherever it was computed
-        if known == self.header:
-            return lines
-        if not self.quiet and known["format"] == FORMAT:
+        if not self.quiet:
             changes = {"encoder": "another encoder", "images": "images were changed", "device": "another device"}
             why = next((words for name, words in changes.items() if known[name] != self.header[name]), "another size")
             print(f"{why} since the last time: all of {self.images.name} are embedded again", file=sys.stderr)
@@ -293,7 +293,10 @@ class _Store:
 
     def _check(self, lines: list[dict[str, Any]], lengths: list[int]) -> None:
         """Raise unless these are lines that ``complete`` writes, and the files are as long as they say."""
-        for line, start in zip(lines, range(0, len(self.images), BATCH), strict=False):
+        starts = range(0, len(self.images), BATCH)
+        if len(lines) > len(starts):
+            raise ValueError
+        for line, start in zip(lines, starts, strict=False):
             rows = min(BATCH, len(self.images) - start)
             whole = all(type(line[name]) is int for name in ("rows", "features", "sheet"))
             ok = whole and line["rows"] == rows and line["features"] == lines[0]["features"] > 0 and line["sheet"] > 0
