@@ -24,6 +24,7 @@ import setwise.records as records
 import setwise.register as register
 import setwise.runs as runs
 from setwise.data import ImageSet
+from setwise.data.api import Where
 from setwise.evaluation.embedding import EmbeddingTable
 from setwise.evaluation.features import extract, frozen
 from setwise.losses.objective import Choice
@@ -142,6 +143,7 @@ def pretrain(
     evaluate: bool = True,
     capture: bool = True,
     compile: bool = False,
+    pixels: Where = "auto",
     checkpoint_seconds: float = 60.0,
     loggers: Sequence[LoggerChoice] = (),
     quiet: bool = True,
@@ -152,8 +154,9 @@ def pretrain(
     or a ``Recipe``. Without a recipe your own images decide: network, batch, epochs and views follow from their number,
     their size and the device. ``changes`` are fields of the recipe by their paths, as in {"objective.temperature": 0.2,
     "epochs": 20}; ``method``, ``encoder`` and ``terms`` (a weight for each set-level term, instead of the recipe's) are
-    those that people change most. ``out``: the run's folder, runs/NAME/seed-N if none. ``compile``: the encoder, by
-    torch.compile. ``loggers``: names, or tables such as {"name": "wandb", "project": "mine"}.
+    those that people change most. ``pixels``: as for ``sw.data.load``. ``out``: the run's folder, runs/NAME/seed-N if
+    none. ``compile``: the encoder, by torch.compile. ``loggers``: names, or tables such as {"name": "wandb", "project":
+    "mine"}.
 
     Examples:
         >>> run = sw.pretrain("digits", terms={"qare": 0.5}, changes={"epochs": 1, "probe.epochs": 1}, out="runs/a")
@@ -181,6 +184,7 @@ def pretrain(
         processes=processes,
         capture=capture,
         compile=compile,
+        pixels=pixels,
         checkpoint_seconds=checkpoint_seconds,
         loggers=more,
         quiet=quiet,

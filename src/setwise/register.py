@@ -30,7 +30,9 @@ optimizer: Registry[Any] = Registry("optimizer", given=("groups",), home="setwis
 schedule: Registry[Any] = Registry("schedule", given=("lr", "progress", "epochs"), home="setwise.training.schedule")
 views: Registry[Any] = Registry("preset of views", given=("mean", "std"), home="setwise.views")  # -> Views
 # -> ImageSet, or a MatchedSet of all identities
-data: Registry[Any] = Registry("data source", given=("root", "split", "source_path"), home="setwise.data.formats")
+data: Registry[Any] = Registry(
+    "data source", given=("root", "split", "source_path", "placement"), home="setwise.data.formats"
+)
 logger: Registry[Any] = Registry("logger", given=("folder", "history"), home="setwise.training.loggers")  # -> Logger
 table: Registry[Any] = Registry("table", given=("runs",))  # -> Table
 

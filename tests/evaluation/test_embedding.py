@@ -64,6 +64,7 @@ def small_batches(monkeypatch):
     import setwise.evaluation.embedding as module
 
     monkeypatch.setattr(collections, "BATCH", 8)
+    monkeypatch.setattr("setwise.data.workers.CHUNK", 4)
     monkeypatch.setattr(module, "BATCH", 8)
 
 

@@ -48,7 +48,7 @@ START = (
     "A run's folder has its record, its metrics and its checkpoint; a run that was stopped goes on with --resume."
 )
 Command = Callable[..., Any]
-GROUPS = {"data": "See, fetch, check and preview data sets.", "bench": "Measure what things cost."}
+GROUPS = {"data": "See, fetch, check, clean and preview data sets.", "bench": "Measure what things cost."}
 COMMANDS: dict[str, Command | dict[str, Command]] = {
     "demo": demo.demo,
     "recipes": recipes.recipes,
@@ -63,7 +63,13 @@ COMMANDS: dict[str, Command | dict[str, Command]] = {
     "export": export.export,
     "help": help.help,
     "completion": completion.completion,
-    "data": {"list": data.show_list, "fetch": data.fetch, "check": data.check, "preview": data.preview},
+    "data": {
+        "list": data.show_list,
+        "fetch": data.fetch,
+        "check": data.check,
+        "clean": data.clean,
+        "preview": data.preview,
+    },
     "bench": {"qare": bench.qare, "step": bench.step},
 }
 LISTS = ("--seeds", "--only")  # options that take values with commas too

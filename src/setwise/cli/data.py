@@ -1,4 +1,4 @@
-"""`setwise data list`, `fetch`, `check` and `preview`."""
+"""`setwise data list`, `fetch`, `check`, `clean` and `preview`."""
 
 import sys
 from pathlib import Path
@@ -39,6 +39,16 @@ def check(name: NameOrFolder, root: Root = None) -> None:
 
     if not manage.check_and_tell(name, root):
         sys.exit(1)
+
+
+def clean(
+    folder: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(help="of images; all if none")] = None,
+    root: Root = None,
+) -> None:
+    """Remove decoded images, which are made again when needed; `setwise data list` shows them."""
+    import setwise.data.manage as manage
+
+    manage.clean_and_tell(folder, root)
 
 
 def preview(

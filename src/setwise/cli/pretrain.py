@@ -7,7 +7,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -52,6 +52,12 @@ class Options:
     checkpoint_seconds: Annotated[float, tyro.conf.arg(help="between checkpoints")] = 60.0
     capture: Annotated[bool, tyro.conf.arg(help="steps as CUDA graphs, on a GPU")] = True
     compile: Annotated[bool, tyro.conf.arg(help="the encoder, by torch.compile: for timm's and torchvision's")] = False
+    pixels: Annotated[
+        Literal["auto", "resident", "mapped", "files"],
+        tyro.conf.arg(
+            help="of a folder: in memory, in a file of decoded images, or decoded when needed; by size if auto"
+        ),
+    ] = "auto"
     evaluate: Annotated[bool, tyro.conf.arg(help="linear probe and kNN, or the assignments, at the end")] = True
     quiet: Annotated[bool, tyro.conf.arg(help="no progress")] = False
 

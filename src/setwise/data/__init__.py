@@ -3,6 +3,8 @@
 api.py         the two forms, and what a source promises
 formats/       one file for each layout: it registers its source
 fetching/      download, archives, limits, the cache of decoded images
+store.py       image files decoded once, by several processes (workers.py), and kept
+pixels.py      pixels that are not in memory
 loading.py     ``load`` and ``load_matched``
 installing.py  ``fetch`` and ``check``
 from_python.py ``from_images``

@@ -6,7 +6,8 @@ A source is a function that is registered under a name and gives one of them. It
     def stripes(root: Path, split: str, *, count: int = 512) -> ImageSet: ...
 
 ``root`` is the folder of data sets, ``split`` "train", "test" or what else it has. A source that a person may also name
-by a path takes ``source_path``, that path or None; formats/ has such. A source of a matched set gives all identities,
+by a path takes ``source_path``, that path or None; formats/ has such. One that can leave pixels outside the memory
+takes ``placement``, which says where they are to live. A source of a matched set gives all identities,
 whatever the split: the library splits them.
 """
 
@@ -14,12 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from setwise.checks import check_count
+from setwise.checks import check_count, check_option
 
 if TYPE_CHECKING:
     from setwise.data.pixels import Pixels
@@ -27,6 +28,25 @@ if TYPE_CHECKING:
 TRAIN_SHARE, VAL_SHARE = 0.70, 0.15
 PARTS = ("train", "val", "test", "all")  # of a matched set
 PADDING = -1
+
+
+Where = Literal["auto", "resident", "mapped", "files"]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where decoded pixels are to live: in memory, in a file of decoded images, or in their files.
+
+    "auto" is resident up to half of the available memory, or to ``most_bytes`` if they are less; then mapped if the
+    disk has room for that, then files.
+    """
+
+    pixels: Where = "auto"
+    most_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        """Raise unless there is such a place."""
+        check_option(self.pixels, get_args(Where), "pixels")
 
 
 class DataError(ValueError):

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import os
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
 from setwise.data.api import DataError, ImageSet
 from setwise.data.formats import cuhk03, folder
 from setwise.data.formats.decode import quiet_pillow, read_image, reason
 from setwise.data.formats.listing import SPLITS, has_train, list_split
 from setwise.data.loading import _source, has_test_split, load
-from setwise.data.pixels import _processors
+from setwise.data.workers import CHUNK, Died, Place, Workers, chunks, processors
 
-BATCH = 128  # images; the same on every device, so that a batch has the same images when the work is resumed
+# Images, a multiple of CHUNK; the same on every device: a batch has the same images when the work is resumed.
+BATCH = 128
 Broken = tuple[tuple[int, str], ...]  # row and reason
 
 
@@ -37,7 +35,7 @@ class Collection:
     labels: tuple[str, ...]  # names of classes; empty without classes
     fingerprint: str  # changes if an image does
     channels: int
-    files: tuple[Path, ...] = ()
+    files: tuple[str, ...] = ()
     unusable: tuple[tuple[str, str], ...] = ()  # links and pipes, with the reasons
     strays: int = 0  # images beside the folders of the classes, which do not count
     sets: tuple[ImageSet, ...] = ()
@@ -52,30 +50,42 @@ class Collection:
         Worker processes decode files, crop and resize them to ``size`` = (height, width). Broken ones are black. Sets
         in memory keep their size.
         """
-        starts = range(first, len(self), BATCH)
         if not self.files:
-            for start in starts:
+            for start in range(first, len(self), BATCH):
                 yield self.read(start, start + BATCH), ()
             return
-        batches = _Batches(self.files, size)
-        if len(starts) < 2:  # not worth a process
-            yield from (batches[start] for start in starts)
-            return
-        loader = DataLoader(
-            batches,
-            batch_size=None,
-            sampler=starts,
-            num_workers=min(_processors(), len(starts)),
-            prefetch_factor=1,
-            multiprocessing_context="fork",  # as in pixels.py
-        )
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*fork", category=DeprecationWarning)
-            decoded: Any = iter(loader)
+        rows = list(range(first, len(self)))
+
+        def work(chunk: list[int], place: Place) -> tuple[Tensor, Broken]:
+            return self._decode(chunk, place, size)
+
+        images: list[Tensor] = []
+        broken: Broken = ()
         try:
-            yield from decoded
-        finally:
-            decoded._shutdown_workers()  # else an interrupted command waits for them
+            workers = processors(len(rows)) if len(rows) > CHUNK else 0  # a few are not worth a process
+            with Workers(work, chunks(rows), workers=workers) as decoded:
+                for part, bad in decoded:
+                    images, broken, first = [*images, part], broken + bad, first + len(part)
+                    if first % BATCH == 0 or first == len(self):
+                        yield torch.cat(images), broken
+                        images, broken = [], ()
+        except Died as death:
+            names = ", ".join(self.files[row] for row in death.files)
+            raise DataError(
+                f"expected whole images, got a process that died ({death}) at one of these: {names}"
+            ) from death
+
+    def _decode(self, rows: list[int], place: Place, size: tuple[int, int]) -> tuple[Tensor, Broken]:
+        """What a worker process does."""
+        out, broken = np.zeros((len(rows), 3, *size), np.uint8), []
+        with quiet_pillow():
+            for k, row in enumerate(rows):
+                place.at(row)
+                try:
+                    out[k] = read_image(self.files[row], size, crop=True, turn=place.turn).transpose(2, 0, 1)
+                except DataError as error:
+                    broken.append((row, reason(error)))
+        return torch.from_numpy(out), tuple(broken)
 
     def read(self, first: int, last: int) -> Tensor:
         """Rows of the sets in memory."""
@@ -110,24 +120,6 @@ def as_rgb(images: Tensor) -> Tensor:
     return images[:, :3] if images.shape[1] >= 3 else images[:, :1].expand(-1, 3, -1, -1)
 
 
-class _Batches(Dataset[tuple[Tensor, Broken]]):
-    """What a worker process decodes: the batch that begins at a row."""
-
-    def __init__(self, files: tuple[Path, ...], size: tuple[int, int]) -> None:
-        self._files, self._size = files, size
-
-    def __getitem__(self, start: int) -> tuple[Tensor, Broken]:
-        files = self._files[start : start + BATCH]
-        out, broken = np.zeros((len(files), 3, *self._size), np.uint8), []
-        with quiet_pillow():
-            for k, path in enumerate(files):
-                try:
-                    out[k] = read_image(path, self._size, crop=True).transpose(2, 0, 1)
-                except DataError as error:
-                    broken.append((start + k, reason(error)))
-        return torch.from_numpy(out), tuple(broken)
-
-
 def collect(
     source: str | os.PathLike[str] | ImageSet,
     root: str | os.PathLike[str] | None = None,
@@ -154,11 +146,10 @@ def _of_folder(path: Path, *, follow_links: bool) -> Collection:
         raise DataError(f"expected a folder of images at {path}, got none; is the path right?")
     splits = [name for name in SPLITS if (path / name).is_dir()] if has_train(path) else ["train"]
     listings = [list_split(path, split, follow_links=follow_links) for split in splits]
-    digest, files = hashlib.sha256(), [file for one in listings for file in one.paths]
-    names = tuple(file.relative_to(path).as_posix() for file in files)
-    for name, file in zip(names, files, strict=True):
-        found = file.stat()
-        digest.update(f"{name}\0{found.st_size}\0{found.st_mtime_ns}\0".encode("utf-8", "surrogateescape"))
+    names = tuple(name for one in listings for name in one.names)
+    digest = hashlib.sha256()
+    for name, stat in zip(names, (stat for one in listings for stat in one.stats), strict=True):
+        digest.update(f"{name}\0{stat[0]}\0{stat[1]}\0".encode("utf-8", "surrogateescape"))
     return Collection(
         name=path.name,
         place=str(path),
@@ -166,7 +157,7 @@ def _of_folder(path: Path, *, follow_links: bool) -> Collection:
         labels=tuple(one.classes[k] for one in listings for k in one.labels if one.classes),
         fingerprint=digest.hexdigest(),
         channels=3,
-        files=tuple(files),
+        files=tuple(file for one in listings for file in one.paths),
         unusable=tuple((one.relative(file), why) for one in listings for file, why in one.unusable),
         strays=sum(one.strays for one in listings),
     )

@@ -13,9 +13,12 @@ import torch
 from torch import Tensor
 
 from setwise.data.api import DataError, ImageSet
-from setwise.data.formats.decode import Size, fit_images, height_and_width, quiet_pillow, room, to_array
+from setwise.data.formats.decode import Size, height_and_width, quiet_pillow, room, to_array
 from setwise.data.formats.folder import default_size, size_for
 from setwise.data.loading import load
+from setwise.data.pixels import Pixels
+from setwise.data.root import root_of
+from setwise.data.store import Files, decoded, stats
 
 CHANNELS = (1, 3)
 
@@ -43,6 +46,7 @@ def from_images(
     """
     shape = None if size is None else height_and_width(size)
     paths: tuple[str, ...] = ()
+    elsewhere: Pixels | None = None
     if isinstance(images, (str, os.PathLike)):
         if labels is not None or classes is not None:
             raise ValueError(
@@ -50,29 +54,32 @@ def from_images(
             )
         return load(images, size=size, options={"skip_broken": skip_broken})
     if isinstance(images, (np.ndarray, Tensor)):
-        pixels = _channels_first(images)
-        if shape is not None and shape != pixels.shape[2:]:
-            channels = pixels.shape[1]
-            pixels = _fitted(pixels.transpose(0, 2, 3, 1), shape)[:, :channels]
+        array = _channels_first(images)
+        if shape is not None and shape != array.shape[2:]:
+            array = _fitted(array.transpose(0, 2, 3, 1), shape)[:, : array.shape[1]]
+        pixels = torch.from_numpy(array)
     elif not hasattr(images, "__len__") or not hasattr(images, "__getitem__") or not len(images):
         raise ValueError(f"expected images with a length above 0, got {type(images).__name__}; a list of them will do")
     elif isinstance(images[0], (str, os.PathLike)):
-        files = [Path(file) for file in images]
-        pixels, whole, broken = fit_images(files, shape or default_size(files)[0])
-        if broken and not (skip_broken and whole):
-            shown = "\n".join(f"  {path}: {why}" for path, why in broken)
-            raise DataError(f"expected whole images, got {len(broken):,} that cannot be read:\n{shown}")
-        paths = tuple(str(files[k]) for k in whole)
-        labels = None if labels is None else _at(list(labels), whole, len(files))
+        files = [os.path.abspath(file) for file in images]
+        above = os.path.commonpath([os.path.dirname(file) for file in files])
+        below = Files(Path(above), [os.path.relpath(file, above) for file in files], stats(files))
+        found = decoded(below, shape or default_size(files)[0], root_of(None))
+        if found.broken and not (skip_broken and found.whole):
+            shown = "\n".join(f"  {images[k]}: {why}" for k, why in found.broken)
+            raise DataError(f"expected whole images, got {len(found.broken):,} that cannot be read:\n{shown}")
+        paths = tuple(os.fspath(images[k]) for k in found.whole)
+        labels = None if labels is None else _at(list(labels), found.whole, len(files))
+        pixels, elsewhere = found.images, found.pixels
     else:
         with quiet_pillow():
-            found = [] if labels is None else list(labels)
-            pixels = _fitted(images, shape, None if found else found)
-        labels = found or None
+            own = [] if labels is None else list(labels)
+            pixels = torch.from_numpy(_fitted(images, shape, None if own else own))
+        labels = own or None
         classes = classes if classes is not None else getattr(images, "classes", None)
     numbers, names = _numbered(labels, classes, len(pixels))
     half, quarter = (0.5,) * pixels.shape[1], (0.25,) * pixels.shape[1]
-    return ImageSet(name, "train", torch.from_numpy(pixels), numbers, names, half, quarter, paths)
+    return ImageSet(name, "train", pixels, numbers, names, half, quarter, paths, pixels=elsewhere)
 
 
 def _channels_first(images: npt.NDArray[Any] | Tensor) -> npt.NDArray[np.uint8]:

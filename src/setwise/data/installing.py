@@ -4,7 +4,7 @@ root/NAME/                 an installed data set, with its manifest
 root/.NAME.lock            held while one is being installed
 root/.NAME-partial/        being unpacked; nothing reads it, the next installation removes it
 root/.downloads/           unfinished downloads
-root/.decoded/             images decoded once, if it can be written: see fetching/cache.py
+root/.decoded/             images decoded once, if it can be written: see fetching/cache.py, store.py
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import setwise.register as register
 from setwise.checks import check_option
-from setwise.data.api import PARTS, ImageSet, MatchedSet, matched_halves
+from setwise.data.api import PARTS, ImageSet, MatchedSet, Placement, Where, matched_halves
 from setwise.data.formats import cuhk03, folder, recognise
 from setwise.data.formats.listing import test_split
 from setwise.data.root import root_of
@@ -24,6 +25,8 @@ def load(
     boxes: cuhk03.Boxes | None = None,
     seed: int | None = None,
     options: Mapping[str, object] | None = None,
+    pixels: Where = "auto",
+    most_bytes: int | None = None,
 ) -> ImageSet:
     """One split of a data set: uint8 images [N, C, H, W], labels [N], class names, mean and std.
 
@@ -34,12 +37,17 @@ def load(
     and CUHK-03 resizes to (height, width), or to one number for both; ``boxes`` of CUHK-03 are "labeled" or "detected".
     ``seed`` splits a matched set, CUHK-03, by identity.
 
+    The ``pixels`` of a folder live in memory ("resident"), in a file of decoded images ("mapped"), or in their files,
+    decoded when needed ("files"). "auto" is resident up to half of the available memory, or to ``most_bytes`` if they
+    are less; then mapped, then files if the disk has no room. Unless they are resident, ``images`` has no values;
+    ``read`` gives some.
+
     Examples:
         >>> digits = sw.data.load("digits", split="test")
         >>> digits.images.shape, digits.images.dtype, len(digits.classes)
         (torch.Size([500, 1, 8, 8]), torch.uint8, 10)
     """
-    data = _read(name, root, split, _options(options, size, boxes))
+    data = _read(name, root, split, _options(options, size, boxes), Placement(pixels, most_bytes))
     if isinstance(data, MatchedSet):
         check_option(split, PARTS, "split")
         return data.part(split, seed=seed or 0).labelled()
@@ -71,7 +79,7 @@ def load_matched(
         (194, torch.Size([1, 8, 4]))
     """
     check_option(split, PARTS, "split")
-    data = _read(name, root, "train", _options(options, size, boxes))
+    data = _read(name, root, "train", _options(options, size, boxes), Placement("resident"))
     if isinstance(data, ImageSet):
         data = replace(matched_halves(data, instances=instances, seed=seed), split="all")
     elif instances is not None:
@@ -107,12 +115,20 @@ def _options(options: Mapping[str, object] | None, size: object, boxes: object) 
 
 
 def _read(
-    name: str | os.PathLike[str], root: str | os.PathLike[str] | None, split: str, options: dict[str, object]
+    name: str | os.PathLike[str],
+    root: str | os.PathLike[str] | None,
+    split: str,
+    options: dict[str, object],
+    placement: Placement,
 ) -> ImageSet | MatchedSet:
     """What the source gives."""
     source, path = _source(name)
     entry = register.data[source]
-    where = {} if path is None else {"source_path": path}
+    where: dict[str, object] = {} if path is None else {"source_path": path}
+    if "placement" in inspect.signature(entry.make).parameters:
+        where["placement"] = placement
+    elif placement.pixels in ("mapped", "files"):
+        raise ValueError(f"expected pixels auto or resident for {source}, which is always so, got {placement.pixels!r}")
     if path is not None and source != folder.NAME:  # recipes have a folder's options for every path
         unset = register.data[folder.NAME].options
         options = {name: x for name, x in options.items() if name not in unset or x != unset[name].default}

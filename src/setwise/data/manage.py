@@ -1,4 +1,4 @@
-"""What ``setwise data list | fetch | check`` print."""
+"""What ``setwise data list | fetch | check | clean`` print."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from setwise.data.formats import PUBLISHED, cuhk03
 from setwise.data.installing import check, fetch
 from setwise.data.loading import load
 from setwise.data.root import root_of
+from setwise.data.store import Kept, all_kept, remove
 from setwise.data.survey import survey
+from setwise.locks import Taken
 from setwise.terminal import visible
 
 
@@ -32,7 +34,30 @@ def show_list(root: Path | None) -> None:
         if name in PUBLISHED:
             size, here = f"{PUBLISHED[name].download / MB:.0f} MB", _here(PUBLISHED[name].installed(where), where)
         table.add_row(name, visible(entry.about), size, visible(here))
-    Console(markup=False, emoji=False).print(table)
+    console = Console(markup=False, emoji=False)
+    console.print(table)
+    for kept in all_kept(where):
+        console.print(visible(f"decoded: {_size(kept)} {kept.folder}"), soft_wrap=True, highlight=False)
+
+
+def clean_and_tell(folder: Path | None, root: Path | None) -> None:
+    """Remove the decoded images of a folder, or all, and print which."""
+    console = Console(markup=False, emoji=False)
+    wanted = None if folder is None else str(folder.expanduser().resolve())
+    found = [kept for kept in all_kept(root_of(root)) if wanted in (None, kept.folder)]
+    if not found:
+        console.print(visible(f"no decoded images{'' if folder is None else f' of {folder}'}"), soft_wrap=True)
+    for kept in found:
+        try:
+            remove(kept)
+            said = "removed"
+        except Taken as error:
+            said = f"left, {error}:"
+        console.print(visible(f"{said} {_size(kept)} {kept.folder}"), soft_wrap=True, highlight=False)
+
+
+def _size(kept: Kept) -> str:
+    return f"{kept.size / MB:,.1f} MB"
 
 
 def _here(place: Path | None, root: Path) -> str:

@@ -5,24 +5,24 @@ Both give the same bytes for the same rows, so where pixels live changes nothing
 
 from __future__ import annotations
 
+import math
 import os
-import warnings
-import weakref
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
 from setwise.data.api import DataError
 from setwise.data.formats.decode import quiet_pillow, read_image
+from setwise.data.workers import Descriptor, Died, Place, Workers, chunks, processors
 
-CHUNK = 16  # images that a worker process decodes at a time
-READ_AHEAD = 4  # such chunks for each worker
+TOLD = 4  # batches that the system is told of before they are read
 
 
 class Pixels(ABC):
@@ -52,129 +52,134 @@ class Pixels(ABC):
 
 
 class StoredPixels(Pixels):
-    """Rows of a file of decoded images, read one by one; what the system keeps in its cache is not this process's."""
+    """Rows of a file of decoded images, read when needed; what the system keeps in its cache is not this process's."""
 
     def __init__(self, path: Path, shape: Sequence[int], *, offset: int = 0, rows: Tensor | None = None) -> None:
         """``path`` holds images [N, C, H, W] from byte ``offset`` on; ``rows`` of them count, or all."""
-        self._path, self._stored, self._offset, self._rows = path, torch.Size(shape), offset, rows
-        self.shape = torch.Size((shape[0] if rows is None else len(rows), *shape[1:]))
-        self._image_bytes = int(np.prod(shape[1:]))
-        self.where = f"in a file of decoded images, {self._image_bytes * shape[0] / 1e9:,.2f} GB"
-        self._file = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))  # stays readable if it is replaced
-        weakref.finalize(self, os.close, self._file)
-        needed = offset + self._image_bytes * shape[0]
-        if (length := os.fstat(self._file).st_size) < needed:
+        flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+        self._path, self._file = path, Descriptor(os.open(path, flags))  # readable even after it is replaced or removed
+        self._offset, self._image_bytes = offset, math.prod(shape[1:])
+        self._rows = torch.arange(shape[0], device="cpu") if rows is None else rows
+        self.shape = torch.Size((len(self._rows), *shape[1:]))
+        self.where = f"in a file of decoded images, {self._image_bytes * len(self) / 1e9:,.2f} GB"
+        needed, length = offset + self._image_bytes * shape[0], os.fstat(self._file.number).st_size
+        if length < needed:
             raise DataError(f"expected {path} of {needed:,} bytes, got {length:,}; remove it, it is made again")
 
     def __getitem__(self, rows: Tensor | slice) -> Tensor:
         """Read them."""
-        rows = _places(rows, len(self))
-        out = torch.empty(len(rows), *self.shape[1:], dtype=torch.uint8, device="cpu")
-        self._read(rows, out)
+        places = self._rows[rows if isinstance(rows, slice) else rows.cpu()]
+        out = torch.empty(len(places), *self.shape[1:], dtype=torch.uint8, device="cpu")
+        self.read(places, out)
         return out
 
     def select(self, rows: Tensor) -> StoredPixels:
         """The same file."""
-        chosen = rows if self._rows is None else self._rows[rows]
-        return StoredPixels(self._path, self._stored, offset=self._offset, rows=chosen)
+        other = copy(self)
+        other._rows = self._rows[rows]
+        other.shape = torch.Size((len(rows), *self.shape[1:]))
+        return other
 
     def batches(self, rows: Iterable[Tensor], empty: Callable[[int], Tensor]) -> Iterator[Tensor]:
-        """One read an image: the system's cache and the disk do the rest."""
+        """The system is told which images come next: so a disk reads many at once, though each read waits for one."""
+        told: deque[Tensor] = deque()
         for some in rows:
-            out = empty(len(some))
-            self._read(some, out)
-            yield out
+            told.append(self._rows[some])
+            self._tell(told[-1])
+            if len(told) > TOLD:
+                places = told.popleft()
+                yield self.read(places, empty(len(places)))
+        for places in told:
+            yield self.read(places, empty(len(places)))
 
-    def _read(self, rows: Tensor, out: Tensor) -> None:
-        places = rows if self._rows is None else self._rows[rows]
-        size, images = self._image_bytes, out.numpy().reshape(len(places), self._image_bytes)
-        for image, place in zip(images, places.tolist(), strict=True):
-            if os.preadv(self._file, [image.data], self._offset + size * place) != size:
-                raise DataError(f"expected image {place:,} whole in {self._path}, got less; remove the file")
+    def _tell(self, places: Tensor) -> None:
+        if hasattr(os, "posix_fadvise"):
+            for place in places.tolist():
+                at = self._offset + self._image_bytes * place
+                os.posix_fadvise(self._file.number, at, self._image_bytes, os.POSIX_FADV_WILLNEED)
+
+    def read(self, places: Tensor, out: Tensor) -> Tensor:
+        """Images that lie at these places of the file into ``out``; neighbours by one read."""
+        size, images, numbers = self._image_bytes, out.numpy().reshape(-1), places.tolist()
+        starts = (torch.diff(places, prepend=places[:1] - 2) != 1).nonzero().flatten().tolist()
+        for first, end in pairwise([*starts, len(numbers)]):
+            view, at = images[size * first : size * end].data, self._offset + size * numbers[first]
+            while view:  # a read ends at 2 GiB
+                got = os.preadv(self._file.number, [view], at)
+                if not got:
+                    raise DataError(f"expected images whole in {self._path}, got an end; remove the file")
+                view, at = view[got:], at + got
+        return out
 
 
 class FilePixels(Pixels):
     """Image files, decoded, cropped and resized by worker processes whenever they are needed; nothing is kept."""
 
-    def __init__(self, paths: Sequence[Path], size: tuple[int, int], *, workers: int | None = None) -> None:
+    def __init__(self, paths: Sequence[str | Path], size: tuple[int, int], *, workers: int | None = None) -> None:
         """``size`` is (height, width); ``workers`` are as many as there are processors for this process, by default."""
         self._paths, self._size = tuple(paths), size
-        self._workers = _processors() if workers is None else workers
+        self._workers = processors(shared=True) if workers is None else workers
         self.shape = torch.Size((len(paths), 3, *size))
         self.where = f"in their files, decoded for each epoch by {self._workers} processes"
 
     def __getitem__(self, rows: Tensor | slice) -> Tensor:
         """Decode them here, one by one."""
-        return _Files(self._paths, self._size).__getitems__(_places(rows, len(self)).tolist())
+        places = torch.arange(len(self), device="cpu")[rows] if isinstance(rows, slice) else rows
+        return _whole(self._decode(places.tolist(), Place(0)))
 
     def select(self, rows: Tensor) -> FilePixels:
         """The same files, fewer of them."""
         return FilePixels([self._paths[k] for k in rows.tolist()], self._size, workers=self._workers)
 
     def batches(self, rows: Iterable[Tensor], empty: Callable[[int], Tensor]) -> Iterator[Tensor]:
-        """Workers decode ahead; torch's DataLoader looks after them."""
+        """Workers decode ahead."""
         sizes: list[int] = []  # of the batches that were cut into chunks and are not yet whole
 
-        def chunks() -> Iterator[list[int]]:
+        def parts() -> Iterator[list[int]]:
             for some in rows:
                 sizes.append(len(some))
-                yield from (part.tolist() for part in torch.split(some, CHUNK))
+                yield from chunks(some.tolist())
 
-        loader = DataLoader(
-            _Files(self._paths, self._size),
-            batch_sampler=chunks(),
-            collate_fn=_as_it_is,
-            num_workers=self._workers,
-            prefetch_factor=READ_AHEAD,
-            # Other ways to start a process run the caller's script again, unless it is written for that.
-            multiprocessing_context="fork",
-        )
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*fork", category=DeprecationWarning)
-            decoded = iter(loader)  # the workers start here, in the caller's thread
-        return _joined(decoded, sizes, empty)
+        return self._joined(Workers(self._decode, parts(), workers=self._workers), sizes, empty)
 
-
-def _joined(decoded: Any, sizes: list[int], empty: Callable[[int], Tensor]) -> Iterator[Tensor]:
-    """Chunks put together to batches."""
-    try:
-        for part in decoded:
-            out, filled = empty(sizes.pop(0)), 0
-            while True:
-                out[filled : filled + len(part)] = part
-                filled += len(part)
-                if filled == len(out):
-                    break
-                part = next(decoded)
-            yield out
-    finally:
-        # Python's collector would close the workers' queues before the loader stops them by these: ten seconds' wait.
-        decoded._shutdown_workers()
-
-
-class _Files(Dataset[Tensor]):
-    """What a worker process decodes."""
-
-    def __init__(self, paths: Sequence[Path], size: tuple[int, int]) -> None:
-        self._paths, self._size = paths, size
-
-    def __getitems__(self, rows: list[int]) -> Tensor:
+    def _decode(self, rows: list[int], place: Place) -> Tensor | DataError:
+        """What a worker does; an error goes to the process that asked."""
         out = np.empty((len(rows), 3, *self._size), np.uint8)
         with quiet_pillow():
             for k, row in enumerate(rows):
-                out[k] = read_image(self._paths[row], self._size, crop=True).transpose(2, 0, 1)
+                place.at(row)
+                try:
+                    out[k] = read_image(self._paths[row], self._size, crop=True, turn=place.turn).transpose(2, 0, 1)
+                except DataError as error:
+                    return DataError(
+                        f"{error}; `setwise data check` lists all such files, --skip-broken leaves them out"
+                    )
         return torch.from_numpy(out)
 
+    def _joined(
+        self, workers: Workers[Tensor | DataError], sizes: list[int], empty: Callable[[int], Tensor]
+    ) -> Iterator[Tensor]:
+        """Chunks put together to batches."""
+        try:
+            with workers as decoded:
+                for part in decoded:
+                    out, filled = empty(sizes.pop(0)), 0
+                    while True:
+                        images = _whole(part)
+                        out[filled : filled + len(images)] = images
+                        filled += len(images)
+                        if filled == len(out):
+                            break
+                        part = next(decoded)
+                    yield out
+        except Died as death:
+            names = ", ".join(str(self._paths[k]) for k in death.files)
+            raise DataError(
+                f"expected whole images, got a process that died ({death}) at one of these: {names}"
+            ) from death
 
-def _as_it_is(images: Any) -> Any:
+
+def _whole(images: Tensor | DataError) -> Tensor:
+    if isinstance(images, DataError):
+        raise images
     return images
-
-
-def _places(rows: Tensor | slice, count: int) -> Tensor:
-    return torch.arange(count, device="cpu")[rows] if isinstance(rows, slice) else rows.cpu()
-
-
-def _processors() -> int:
-    """Processors for this process; the processes that torchrun started on this machine share them."""
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, count // int(os.environ.get("LOCAL_WORLD_SIZE") or 1))

@@ -13,8 +13,9 @@ from setwise.data.fetching.published import file_digest
 from setwise.data.formats.decode import SHOW_PROGRESS_FROM, format_and_size, quiet_pillow, reason
 from setwise.data.formats.folder import default_size
 from setwise.data.formats.listing import Listing, list_split, one_line, test_split
-from setwise.data.progress import progress_bar
 from setwise.data.root import root_of
+from setwise.data.store import DIED
+from setwise.data.workers import Place, for_each
 
 
 @dataclass
@@ -70,20 +71,31 @@ def survey(folder: str | os.PathLike[str], *, follow_links: bool = False) -> Sur
     splits = {name: list_split(place, name, follow_links=follow_links) for name in names}
     found = Survey(place, splits, *default_size(splits["train"].paths))
     same: defaultdict[str, list[str]] = defaultdict(list)
-    paths = [path for listing in splits.values() for path in listing.paths]
-    with quiet_pillow(), progress_bar(shown=len(paths) >= SHOW_PROGRESS_FROM) as bar:
-        for path in bar.track(paths, description="checking images"):
-            name = path.relative_to(place).as_posix()
-            try:
-                form, size = format_and_size(path)
+    paths = [(listing, path) for listing in splits.values() for path in listing.paths]
+
+    def look(k: int, process: Place) -> tuple[str, tuple[int, int], str] | str:
+        try:
+            with quiet_pillow():
+                return *format_and_size(paths[k][1], turn=process.turn), file_digest(Path(paths[k][1]), "sha256")
+        except DataError as error:
+            return reason(error)
+
+    def note(results: list[tuple[int, tuple[str, tuple[int, int], str] | str]]) -> None:
+        for k, seen in results:
+            listing, path = paths[k]
+            if isinstance(seen, str):
+                found.broken.append((listing.relative(path), seen))
+            else:
+                form, size, digest = seen
                 found.formats[form] += 1
                 found.sizes[size] += 1
-                same[file_digest(path, "sha256")].append(name)
-            except DataError as error:
-                found.broken.append((name, reason(error)))
+                same[digest].append(listing.relative(path))
+
+    shown = len(paths) >= SHOW_PROGRESS_FROM
+    for_each(look, len(paths), note, died=DIED.format, title="checking images", shown=shown)
     unusable = ((listing.relative(path), why) for listing in splits.values() for path, why in listing.unusable)
     found.broken = sorted([*found.broken, *unusable])
-    found.duplicates = [files for files in same.values() if len(files) > 1]
+    found.duplicates = sorted(sorted(files) for files in same.values() if len(files) > 1)
     return found
 
 

@@ -94,5 +94,6 @@ def choices(
         lines.append(f"  {path.partition('.')[0]} {values[path]}{reason}")
     lines.append(f"  precision {precision}")
     size = train_set.images.nbytes / 1e6
-    lines.append(f"all training pixels ({size:,.1f} MB) stay in the memory of {device}, decoded once at the start")
+    memory = f"all training pixels ({size:,.1f} MB) stay in the memory of {device}, decoded once at the start"
+    lines.append(memory if train_set.pixels is None else f"pixels live {train_set.pixels.where}")
     return [f"  {line}" if k else line for k, line in enumerate(lines)]

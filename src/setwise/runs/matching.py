@@ -72,7 +72,7 @@ def _matching_data(
         )
     held_out = []
     if halves_to_spare(name):
-        more = matched_halves(load(name, root, split="test", options=dict(options)))
+        more = matched_halves(load(name, root, split="test", options=dict(options), pixels="resident"))
         count = min(HELD_OUT, len(more) // len(test))
         held_out = [
             more.select(torch.arange(i * len(test), (i + 1) * len(test)), split="held out") for i in range(count)

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from setwise.runs import structure
 from setwise.runs.choices import choices
 from setwise.training import checkpoint as checkpoints
 from setwise.training.checkpoint import Checkpoint
+from setwise.training.feeding import SHARE
 from setwise.training.loop import RunOptions, about, check_same_data, train
 from setwise.training.progress import print_line
 
@@ -54,11 +56,13 @@ def choose_device(name: str) -> torch.device:
 def splits(recipe: Recipe, root: Path | None) -> tuple[ImageSet, ImageSet]:
     """The images to train on, and those to test on."""
     data = recipe.data
-    train_set = load(data.source, root, split="train", options=data.options)
-    return with_test(recipe, train_set, root, alone=not has_test_split(data.source))
+    load_split = partial(load, data.source, root, options=data.options)
+    return with_test(recipe, load_split(split="train"), load_split, alone=not has_test_split(data.source))
 
 
-def with_test(recipe: Recipe, train_set: ImageSet, root: Path | None, *, alone: bool) -> tuple[ImageSet, ImageSet]:
+def with_test(
+    recipe: Recipe, train_set: ImageSet, load_split: Callable[..., ImageSet], *, alone: bool
+) -> tuple[ImageSet, ImageSet]:
     """The training split, less what is held out of it, and the images to test on.
 
     ``data.validation`` training images, drawn by ``split_seed``, replace the test split: for choosing between recipes.
@@ -68,7 +72,7 @@ def with_test(recipe: Recipe, train_set: ImageSet, root: Path | None, *, alone: 
     held_out = alone and not data.validation
     count = held_out_count(train_set) if held_out else data.validation
     if not count:
-        return train_set, load(data.source, root, split="test", options=data.options)
+        return train_set, load_split(split="test")
     if count >= len(train_set):
         raise ValueError(f"expected validation below the {len(train_set)} images, got {count}")
     order = torch.randperm(len(train_set), generator=torch.Generator().manual_seed(data.split_seed), device="cpu")
@@ -112,14 +116,16 @@ def pretrain(
     """
     test_set: ImageSet | None = None
     data = recipe.data
-    train_set = load(data.source, root, split="train", options=data.options) if images is None else images
+    most = int(SHARE * torch.cuda.mem_get_info(how.device)[0]) if how.device.type == "cuda" else None
+    load_split = partial(load, data.source, root, options=data.options, pixels=how.pixels, most_bytes=most)
+    train_set = load_split(split="train") if images is None else images
     count, recipe = (None, recipe) if decide is None else (len(train_set), decide(train_set))
     classes = len(train_set.classes)
     alone = classes == 1 or data.source.startswith(PYTHON) or not has_test_split(data.source)
     if classes < 2 and alone and not data.validation and held_out_count(train_set) < 2:
         evaluate = False  # too few images: of one alone nothing can be said
     if evaluate or data.validation:  # else there need not be any to test on
-        train_set, test_set = with_test(recipe, train_set, root, alone=alone)
+        train_set, test_set = with_test(recipe, train_set, load_split, alone=alone)
     if evaluate and test_set is not None:
         check_classes(train_set, test_set)
     if how.processes.first and not how.quiet:
@@ -230,7 +236,7 @@ def probe(
         )
     if isinstance(data, ImageSet):
         recipe = found.recipe
-        train_set, test_set = with_test(recipe, data, root, alone=True)
+        train_set, test_set = with_test(recipe, data, load, alone=True)
     else:
         recipe = found.recipe if data is None else found.recipe.changed({"data.source": data})
         train_set, test_set = splits(recipe, root)

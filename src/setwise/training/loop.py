@@ -18,6 +18,7 @@ from torch import Tensor
 
 from setwise.checks import check_number, see
 from setwise.data import ImageSet, MatchedSet
+from setwise.data.api import Where
 from setwise.encoders import settled
 from setwise.locks import Taken, locked
 from setwise.losses.parallel import Processes
@@ -81,6 +82,7 @@ class RunOptions:
     checkpoint_seconds: float = 60.0  # between checkpoints
     # Beside csv and jsonl: names, or tables with options such as {"name": "wandb", "project": "mine"}.
     loggers: tuple[str | Mapping[str, Any], ...] = ()
+    pixels: Where = "auto"  # where they live: "resident", "mapped" or "files", for folders of images
     quiet: bool = False
 
 

@@ -54,7 +54,7 @@ def write_preview(name: str, root: Path | None, views: str, *, images: int, colu
     check_count(images, "images")
     data = load(name, root)
     order = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed), device="cpu")[:images]
-    sheet = contact_sheet(data.images[order], preset(views, mean=data.mean, std=data.std), columns=columns, seed=seed)
+    sheet = contact_sheet(data.read(order), preset(views, mean=data.mean, std=data.std), columns=columns, seed=seed)
     out.parent.mkdir(parents=True, exist_ok=True)
     sheet.save(out, format="PNG")
     return out

@@ -6,8 +6,8 @@ import hashlib
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -40,10 +40,25 @@ def cached(
     holds the sources' signature, only when it is complete; older ones of the same ``name`` and ``place`` are removed.
     """
     key = f"{name}-{hashlib.sha256(os.fsencode(place.resolve())).hexdigest()[:8]}"
-    full, folders = f"{key}-{signature(sources)}", _folders(root)
+    full, folders = f"{key}-{signature(sources)}", decoded_folders(root)
     for folder in folders:
         if (stored := _open(folder / full, arrays)) is not None:
             return stored
+    with writable(folders, key) as kept:
+        if kept is not None:
+            return _build(kept / full, key, arrays, build)
+    # What is mapped stays when its file is removed; where a system does not remove it, it is left behind.
+    with TemporaryDirectory(prefix="setwise-", ignore_cleanup_errors=True) as partial:
+        build(Path(partial))
+        return _complete(Path(partial), arrays)
+
+
+@contextmanager
+def writable(folders: Sequence[Path], key: str) -> Iterator[Path | None]:
+    """The first of these folders that can be written to; no other process is in such a block with the same ``key``.
+
+    None, with a warning, where there is none.
+    """
     for folder in folders:
         with ExitStack() as stack:
             try:
@@ -51,20 +66,18 @@ def cached(
                 stack.enter_context(locked(folder / f"{key}.lock", option=OPTION, wait=True))
             except (OSError, Taken):  # it cannot be written, or has no locks
                 continue
-            return _build(folder / full, key, arrays, build)
+            yield folder
+            return
     warnings.warn(
         f"expected to keep decoded images in {' or '.join(map(str, folders))}, got no place with locks that "
         "can be written; they are decoded each time: set SETWISE_DATA to a folder that you can write to",
         RuntimeWarning,
         stacklevel=2,
     )
-    # What is mapped stays when its file is removed; where a system does not remove it, it is left behind.
-    with TemporaryDirectory(prefix="setwise-", ignore_cleanup_errors=True) as partial:
-        build(Path(partial))
-        return _complete(Path(partial), arrays)
+    yield None
 
 
-def _folders(root: Path) -> list[Path]:
+def decoded_folders(root: Path) -> list[Path]:
     """Where decoded images may be, the first one first."""
     roots = [root]
     with suppress(RuntimeError):  # a user without a home has no default root

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import os
 import stat
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -35,7 +36,7 @@ ANNOTATIONS = 16 * 2**20  # tiny-ImageNet's have half a million
 MANIFEST_FILE = 64 * 2**20
 
 
-def open_plain(path: Path, *, most_bytes: int | None = None) -> io.BufferedReader:
+def open_plain(path: str | Path, *, most_bytes: int | None = None) -> io.BufferedReader:
     """Open a file to read; refuse what is no plain file, such as a FIFO, and what is longer than ``most_bytes``.
 
     It checks the opened file, not its name, so that the file cannot be exchanged in between. It does not wait for a
@@ -57,8 +58,32 @@ def open_plain(path: Path, *, most_bytes: int | None = None) -> io.BufferedReade
 
 
 def set_bytes() -> int:
-    """The most bytes that the images of a split may take: ``SET_BYTES``, or what Linux says is available."""
+    """The most bytes that the images of a split may take in memory: ``SET_BYTES``, or what is available."""
+    return min(SET_BYTES, available_bytes())
+
+
+def available_bytes() -> int:
+    """Memory that Linux says is available, within the limits of this process's control groups; else ``SET_BYTES``."""
+    found = [SET_BYTES]
     with suppress(OSError, ValueError, KeyError):
         fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-        return min(SET_BYTES, 1024 * int(fields["MemAvailable"].removesuffix("kB")))
-    return SET_BYTES
+        found = [1024 * int(fields["MemAvailable"].removesuffix("kB"))]
+    with suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, kinds, group = line.split(":", 2)
+            if kinds in ("", "memory"):  # version 2, 1
+                found += _left_in(Path("/sys/fs/cgroup", kinds), group)
+    return max(0, min(found))
+
+
+def _left_in(mount: Path, group: str) -> Iterator[int]:
+    """Bytes that each group from ``group`` up leaves. Files that the system keeps in its cache make room."""
+    names = ("memory.max", "memory.current", "file")
+    if mount.name == "memory":
+        names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_cache")
+    below = Path(group.lstrip("/"))
+    for place in (mount / below, *(mount / above for above in below.parents)):
+        with suppress(OSError, ValueError, KeyError):  # "max": no limit
+            limit, used = (int((place / name).read_text()) for name in names[:2])
+            cache = dict(line.split() for line in (place / "memory.stat").read_text().splitlines())[names[2]]
+            yield limit - used + int(cache)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import ctypes
 import os
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,8 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 MODES = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "CMYK", "YCbCr")  # eight bits a channel or fewer
 ORIENTATION, ON_ITS_SIDE = 0x0112, (5, 6, 7, 8)  # the EXIF tag, and its values that exchange height and width
 RESIZE = "give a smaller --size (size= in Python), such as 64 or 128x64 (height x width)"
+SPARE = 2  # a JPEG is halved while it stays this many times as high and wide as what it is resized to
+LARGE = 2**24  # pixels; processes that decode images beyond take turns
 SHOW_PROGRESS_FROM = 2_000  # images; fewer take about a second
 
 
@@ -49,17 +51,44 @@ def is_image(path: Path) -> bool:
     return path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
 
 
-def read_image(path: Path, size: tuple[int, int] | None = None, *, crop: bool = False) -> npt.NDArray[np.uint8]:
+def read_image(
+    path: str | Path,
+    size: tuple[int, int] | None = None,
+    *,
+    crop: bool = False,
+    turn: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> npt.NDArray[np.uint8]:
     """One image as RGB, uint8 [H, W, 3], resized (bilinear) to ``size`` = (height, width) if that differs.
 
-    ``crop``: see ``to_array``.
+    ``crop``: see ``to_array``; then the decoder itself halves large JPEGs. Images that take much memory are decoded
+    within ``turn()``.
     """
+    from PIL import Image
+
     with _opened(path) as image:
-        return to_array(image, size, crop=crop)
+        small = None
+        if crop and size is not None and image.format in ("JPEG", "MPO"):
+            form, whole = size if _on_its_side(image) else size[::-1], image.size  # width, height, as stored
+            small = image.draft(None, (SPARE * form[0], SPARE * form[1]))  # halved while it stays that large
+        with turn() if image.width * image.height > LARGE else nullcontext():
+            if small is None or image.size == whole:
+                return to_array(image, size, crop=crop)
+            # The last row and column may be of less than a whole pixel: the decoder says how much is in the picture.
+            box = _around_centre(small[1][2:], form)
+            image = image if image.mode == "RGB" else image.convert("RGB")
+            return to_array(image.resize(form, Image.Resampling.BILINEAR, box=box), None)
+
+
+def _around_centre(size: tuple[float, float], form: tuple[int, int]) -> tuple[float, float, float, float]:
+    """The largest box of that form in an image of that size, both (width, height): left, top, right, bottom."""
+    scale = min(size[0] / form[0], size[1] / form[1])
+    width, height = scale * form[0], scale * form[1]
+    left, top = (size[0] - width) / 2, (size[1] - height) / 2
+    return max(0.0, left), max(0.0, top), min(size[0], left + width), min(size[1], top + height)
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Any]:
+def _opened(path: str | Path) -> Iterator[Any]:
     """Open an image within the limits. Only its header is read here, not its pixels."""
     from PIL import Image
 
@@ -140,45 +169,29 @@ def read_images(paths: Sequence[Path], size: tuple[int, int] | None, *, exact: b
     return out
 
 
-def image_size(path: Path) -> tuple[int, int]:
+def image_size(path: str | Path) -> tuple[int, int]:
     """Height and width of an image that stands upright, from its header."""
     with _opened(path) as image:
         width, height = image.size
-        # Pillow looks for a PNG's EXIF tag behind its pixels, and turns the size of a TIFF itself.
-        tagged = image.format not in ("PNG", "TIFF") or "exif" in image.info
-        on_its_side = tagged and image.getexif().get(ORIENTATION) in ON_ITS_SIDE
-    return (width, height) if on_its_side else (height, width)
+        return (width, height) if _on_its_side(image) else (height, width)
 
 
-def format_and_size(path: Path) -> tuple[str, tuple[int, int]]:
+def _on_its_side(image: Any) -> bool:
+    """Whether the EXIF tag exchanges height and width."""
+    # Pillow looks for a PNG's EXIF tag behind its pixels, and turns the size of a TIFF itself.
+    tagged = image.format not in ("PNG", "TIFF") or "exif" in image.info
+    return tagged and image.getexif().get(ORIENTATION) in ON_ITS_SIDE
+
+
+def format_and_size(
+    path: str | Path, *, turn: Callable[[], AbstractContextManager[None]] = nullcontext
+) -> tuple[str, tuple[int, int]]:
     """The format of an image by its content, its height and width; every pixel is decoded."""
     with _opened(path) as image:
         form = image.format
-        height, width, _ = to_array(image, None).shape
+        with turn() if image.width * image.height > LARGE else nullcontext():
+            height, width, _ = to_array(image, None).shape
     return form, (height, width)
-
-
-def fit_images(
-    paths: Sequence[Path], size: tuple[int, int]
-) -> tuple[npt.NDArray[np.uint8], list[int], list[tuple[Path, str]]]:
-    """All whole images as uint8 [N, 3, H, W], cropped and resized to ``size``.
-
-    Beside them: their places in ``paths``, and the broken ones with the reasons.
-    """
-    out = room(len(paths), size[0] * size[1]).reshape(len(paths), 3, *size)
-    whole: list[int] = []
-    broken: list[tuple[Path, str]] = []
-    with quiet_pillow(), progress_bar(shown=len(paths) >= SHOW_PROGRESS_FROM) as bar:
-        task = bar.add_task("decoding images", total=len(paths))
-        for k, path in enumerate(paths):
-            try:
-                with _opened(path) as image:
-                    out[len(whole)] = to_array(image, size, crop=True).transpose(2, 0, 1)
-                whole.append(k)
-            except DataError as error:
-                broken.append((path, reason(error)))
-            bar.advance(task)
-    return out[: len(whole)], whole, broken
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from statistics import median_low
 
@@ -11,9 +12,11 @@ import torch
 
 import setwise.register as register
 from setwise.checks import check_option
-from setwise.data.api import DataError, ImageSet
-from setwise.data.formats.decode import Size, fit_images, height_and_width, image_size, quiet_pillow
+from setwise.data.api import DataError, ImageSet, Placement
+from setwise.data.formats.decode import SHOW_PROGRESS_FROM, Size, height_and_width, image_size, quiet_pillow
 from setwise.data.formats.listing import SPLITS, Listing, list_split, one_line
+from setwise.data.store import Files, decoded, remembered_size
+from setwise.data.workers import Place, for_each
 
 NAME = "image-folder"
 SIDES = (32, 64, 96, 128, 224)  # that images of mixed sizes may get
@@ -26,16 +29,18 @@ def image_folder(
     root: Path,
     split: str,
     source_path: Path | None = None,
+    placement: Placement | None = None,
     *,
     size: Size | None = None,
     skip_broken: bool = False,
     follow_links: bool = False,
 ) -> ImageSet:
-    """One split, in memory, as RGB, with the paths of its images; labels count the sorted class folders.
+    """One split as RGB, with the paths of its images; labels count the sorted class folders.
 
     ``size`` is (height, width), or one number for both: each image is resized (bilinear) so that it covers that, and
     what is beyond is cropped on both sides. Without it ``default_size`` of the training images counts. Broken files are
-    an error that lists them all, or left out by ``skip_broken``.
+    an error that lists them all, or left out by ``skip_broken``. Where ``placement``
+    leaves pixels in their files, a broken one is met only when it is needed, unless they are skipped.
     """
     check_option(split, SPLITS, "split")
     if source_path is None:
@@ -45,11 +50,11 @@ def image_folder(
         shape, why = height_and_width(size), "as asked"
     else:
         train = listing if split == "train" else list_split(source_path, "train", follow_links=follow_links)
-        shape, why = default_size(train.paths)
-    images, whole, broken = fit_images(listing.paths, shape)
-    broken = sorted(listing.unusable + broken)
-    if broken and not (skip_broken and whole):
-        advice = "replace them, or leave them out by --skip-broken" if whole else "none is left"
+        shape, why = remembered_size(_files(train), root, partial(default_size, train.paths))
+    found = decoded(_files(listing), shape, root, placement, try_all=skip_broken)
+    broken = sorted(listing.unusable + [(listing.paths[k], why) for k, why in found.broken])
+    if broken and not (skip_broken and found.whole):
+        advice = "replace them, or leave them out by --skip-broken" if found.whole else "none is left"
         raise DataError(
             f"expected whole images in {source_path}, got {len(broken):,} that cannot be read; {advice}:\n"
             + _lines(listing, broken)
@@ -57,25 +62,38 @@ def image_folder(
     return ImageSet(
         name=source_path.name,
         split=listing.split,
-        images=torch.from_numpy(images),
-        labels=torch.tensor([listing.labels[k] for k in whole], device="cpu"),
+        images=found.images,
+        labels=torch.tensor([listing.labels[k] for k in found.whole], device="cpu"),
         classes=listing.classes,
-        paths=tuple(listing.relative(listing.paths[k]) for k in whole),
+        paths=tuple(listing.names[k] for k in found.whole),
         notes=(f"{shape[0]}x{shape[1]} pixels (height x width), {why}", *_left_out(listing, broken)),
+        pixels=found.pixels,
     )
 
 
-def default_size(paths: Sequence[Path]) -> tuple[tuple[int, int], str]:
+def _files(listing: Listing) -> Files:
+    return Files(listing.folder, listing.names, listing.stats)
+
+
+def default_size(paths: Sequence[str | Path]) -> tuple[tuple[int, int], str]:
     """Height and width for images of which nobody said any, and why.
 
     Images of one size stay as they are, up to 512 pixels a side. Others become squares: the median of their shorter
     sides, rounded down to 32, 64, 96, 128 or 224; below 32 it stays. Only headers are read.
     """
     sizes: list[tuple[int, int]] = []
-    with quiet_pillow():
-        for path in paths:
-            with suppress(DataError):  # it raises again when it is decoded
-                sizes.append(image_size(path))
+
+    def work(k: int, process: Place) -> tuple[int, int] | None:
+        with quiet_pillow(), suppress(DataError):  # it raises again when it is decoded
+            return image_size(paths[k])
+        return None
+
+    def done(found: list[tuple[int, tuple[int, int] | None]]) -> None:
+        sizes.extend(size for _, size in found if size is not None)
+
+    many = len(paths) >= SHOW_PROGRESS_FROM
+    workers = None if many else 0  # headers of few files are read sooner than a process starts
+    for_each(work, len(paths), done, died=lambda _: None, title="reading sizes", shown=many, workers=workers)
     return size_for(sizes)
 
 
@@ -88,7 +106,7 @@ def size_for(sizes: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], str]:
     return (side, side), f"since the median of the shorter sides is {short}; --size changes it"
 
 
-def _left_out(listing: Listing, broken: Sequence[tuple[Path, str]]) -> list[str]:
+def _left_out(listing: Listing, broken: Sequence[tuple[str, str]]) -> list[str]:
     """What was not read, for people."""
     notes = []
     if listing.others:
@@ -101,7 +119,7 @@ def _left_out(listing: Listing, broken: Sequence[tuple[Path, str]]) -> list[str]
     return notes
 
 
-def _lines(listing: Listing, broken: Sequence[tuple[Path, str]]) -> str:
+def _lines(listing: Listing, broken: Sequence[tuple[str, str]]) -> str:
     lines = [f"  {one_line(listing.relative(path))}: {why}" for path, why in broken[:LISTED]]
     more = [f"  and {len(broken) - LISTED:,} more; `setwise data check` lists all"] if len(broken) > LISTED else []
     return "\n".join(lines + more)

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from setwise.checks import see
@@ -21,6 +22,7 @@ from setwise.data.api import DataError
 from setwise.data.fetching.limits import PATH_PARTS
 from setwise.data.formats.decode import OWN_SUFFIXES
 
+Stat = tuple[int, int]
 SPLITS = ("train", "test", "val")
 SEE = see("how-to/your-data#folder")
 
@@ -31,16 +33,24 @@ class Listing:
 
     folder: Path
     split: str
-    paths: list[Path] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)
+    stats: list[Stat] = field(default_factory=list)  # of each: bytes, and when it was changed, in nanoseconds
     labels: list[int] = field(default_factory=list)  # -1 where there are no classes
     classes: tuple[str, ...] = ()
-    unusable: list[tuple[Path, str]] = field(default_factory=list)  # links and pipes, with the reason
+    unusable: list[tuple[str, str]] = field(default_factory=list)  # links and pipes, with the reason
     others: Counter[str] = field(default_factory=Counter)  # files that are no images, by their endings
     strays: int = 0  # images of no class, beside the folders of the classes
 
-    def relative(self, path: Path) -> str:
+    @cached_property
+    def names(self) -> list[str]:
+        """The paths below the folder."""
+        start = len(os.path.join(self.folder, ""))
+        names = [path[start:] for path in self.paths]
+        return names if os.sep == "/" else [name.replace(os.sep, "/") for name in names]
+
+    def relative(self, path: str) -> str:
         """The path below the folder."""
-        return path.relative_to(self.folder).as_posix()
+        return path[len(os.path.join(self.folder, "")) :].replace(os.sep, "/")
 
 
 def one_line(name: str) -> str:
@@ -72,44 +82,56 @@ def list_split(folder: Path, split: str, *, follow_links: bool = False) -> Listi
     if not has_train(folder):
         if split != "train":
             raise _no_test(folder)
-        paths = sorted(_walk(folder, found, follow_links=follow_links), key=lambda path: path.parts)
-        depths = {len(path.relative_to(folder).parts) for path in paths}
-        names = sorted({path.parent.name for path in paths}) if depths == {2} else []
-        if not paths:
+        files = _sorted(_walk(folder, found, follow_links=follow_links))
+        depths = {path.count(os.sep) for path, _ in files}
+        two = os.path.join(folder, "").count(os.sep) + 1  # separators in photos/a/1.jpg
+        names = sorted({_parent(path) for path, _ in files}) if depths == {two} else []
+        if not files:
             raise _none_in(folder, found)
-        return _labelled(found, paths, names if len(names) > 1 else [])
+        return _labelled(found, files, names if len(names) > 1 else [])
     if split == "test":
         split = found.split = test_split(folder) or ""
     if not (folder / split).is_dir() or not split:
         raise _no_test(folder)
     names = [path.name for path in _folders(folder / "train")]
-    paths = []
+    files = []
     for place in _folders(folder / split) if names else [folder / split]:
         if names and place.name not in names:
             raise DataError(f"expected the classes of {folder / 'train'}, got {place.name!r} in {folder / split} too")
         inside = Listing(folder, split)
-        files = sorted(_walk(place, inside, follow_links=follow_links), key=lambda path: path.parts)
-        if not files and not inside.unusable and (split == "train" or inside.others):
+        here = _sorted(_walk(place, inside, follow_links=follow_links))
+        if not here and not inside.unusable and (split == "train" or inside.others):
             raise _none_in(place, inside)
-        paths += files
+        files += here
         found.unusable += inside.unusable
         found.others += inside.others
     if names:
         found.strays = sum(_is_own(entry.name) for entry in os.scandir(folder / split) if entry.is_file())
-    if not paths and not found.unusable:
+    if not files and not found.unusable:
         raise DataError(f"expected images as {folder / split}/CLASS/*.png or *.jpg, got none; {SEE}")
-    return _labelled(found, paths, names)
+    return _labelled(found, files, names)
 
 
-def _labelled(found: Listing, paths: list[Path], names: list[str]) -> Listing:
+def _labelled(found: Listing, files: list[tuple[str, Stat]], names: list[str]) -> Listing:
     number = {name: k for k, name in enumerate(names)}
-    above = len(found.folder.parts) + has_train(found.folder)  # the class is the folder below these
-    found.paths, found.classes = paths, tuple(names)
-    found.labels = [number[path.parts[above]] if names else -1 for path in paths]
+    above = os.path.join(found.folder, "").count(os.sep) + has_train(found.folder)  # the class is the folder below it
+    found.paths, found.stats, found.classes = [path for path, _ in files], [stat for _, stat in files], tuple(names)
+    found.labels = [number[path.split(os.sep)[above]] if names else -1 for path in found.paths]
     return found
 
 
-def _walk(place: Path, found: Listing, *, follow_links: bool, above: frozenset[str] = frozenset()) -> Iterator[Path]:
+def _sorted(files: Iterable[tuple[str, Stat]]) -> list[tuple[str, Stat]]:
+    """By folders first: photos/a/1.jpg before photos/a-b/1.jpg."""
+    return sorted(files, key=lambda file: file[0].split(os.sep))
+
+
+def _parent(path: str) -> str:
+    return path.rsplit(os.sep, 2)[-2]
+
+
+def _walk(
+    place: str | Path, found: Listing, *, follow_links: bool, above: frozenset[str] = frozenset()
+) -> Iterator[tuple[str, Stat]]:
     """The images in ``place`` and below. Links out of the folder are refused, so are links to folders, unless followed.
 
     ``above``: the folders on the way here, so that links cannot lead in circles.
@@ -117,7 +139,7 @@ def _walk(place: Path, found: Listing, *, follow_links: bool, above: frozenset[s
     above |= {os.path.realpath(place)}
     with os.scandir(place) as entries:
         for entry in entries:
-            path = Path(entry.path)
+            path = entry.path
             if entry.name.startswith("."):
                 continue
             if entry.is_dir():
@@ -125,21 +147,22 @@ def _walk(place: Path, found: Listing, *, follow_links: bool, above: frozenset[s
                     found.unusable.append((path, "a link to a folder; --follow-links reads it"))
                 elif os.path.realpath(path) in above:
                     found.unusable.append((path, "a link to a folder that it lies in"))
-                elif len(path.relative_to(found.folder).parts) > PATH_PARTS:
+                elif path.count(os.sep) - str(found.folder).count(os.sep) > PATH_PARTS:
                     found.unusable.append((path, f"more than {PATH_PARTS} folders deep"))
                 else:
                     yield from _walk(path, found, follow_links=follow_links, above=above)
             elif not _is_own(entry.name):
-                found.others[path.suffix.lower() or "(no ending)"] += 1
+                found.others[os.path.splitext(entry.name)[1].lower() or "(no ending)"] += 1
             elif not entry.is_file():
                 found.unusable.append((path, "a link to nothing" if entry.is_symlink() else "a pipe or device"))
             elif entry.is_symlink() and not follow_links and not _inside(path, found.folder):
                 found.unusable.append((path, "a link out of the folder; --follow-links reads it"))
             else:
-                yield path
+                status = entry.stat()
+                yield path, (status.st_size, status.st_mtime_ns)
 
 
-def _inside(link: Path, folder: Path) -> bool:
+def _inside(link: str, folder: Path) -> bool:
     return Path(os.path.realpath(link)).is_relative_to(os.path.realpath(folder))
 
 
