@@ -158,7 +158,7 @@ class Tree(HTMLParser):
         names = [name for name, _ in attrs]
         assert len(set(names)) == len(names), f"an attribute twice in {tag}"
         self.elements.append((tag, dict(attrs), []))
-        if tag not in ("meta", "br", "img", "link", "input", "hr"):
+        if tag not in ("meta", "br", "img", "link", "input", "hr", "wbr"):
             self.open.append(len(self.elements) - 1)
 
     def handle_startendtag(self, tag, attrs):

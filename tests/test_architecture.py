@@ -15,7 +15,7 @@ ROOMS = [
 ]
 OPTIONAL = {
     *("pytorch_metric_learning", "timm", "torchvision", "lightly", "lightning", "safetensors", "onnx"),
-    *("onnxruntime", "sklearn", "h5py", "PIL", "tensorboard", "rich", "tyro", "ray", "submitit"),
+    *("onnxruntime", "sklearn", "h5py", "PIL", "tensorboard", "rich", "tyro", "ray", "submitit", "pyarrow", "umap"),
 }
 FILES = sorted(SOURCE.rglob("*.py"))
 

@@ -29,7 +29,8 @@ from setwise.recipe import Recipe, flat
 QARE = "released/digits-conv4-simclr-qare"
 
 
-def test_demo_learns_and_leaves_a_page(tmp_path, capsys):
+def test_demo_learns_and_leaves_a_page(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("setwise.evaluation.layout.FITTED", 200)
     out = tmp_path / "demo"
     found = demo.run(out=out, seeds=1, epochs=3, steps=40)
     probe = {name: runs[0]["final"]["probe_accuracy"] for name, runs in found.encoders.items()}
@@ -43,6 +44,8 @@ def test_demo_learns_and_leaves_a_page(tmp_path, capsys):
         assert text.count(f"{100 * found.matching['InfoNCE']:.1f}") >= 2  # in the table of losses and in the grid
         assert f"{100 * probe['SimCLR + QARe']:.1f}" in text
     assert "data:image/png;base64," in page
+    assert 'href="map.html"' in page
+    assert "Map of digits" in (out / "map.html").read_text()
     terms = found.encoders["SimCLR + QARe"][0]["epochs"]
     assert f"3,{terms['pairwise'][2]:.5g}" in page
     assert f"3,{terms['regularizer'][2]:.5g}" in page

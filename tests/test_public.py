@@ -90,6 +90,8 @@ class Mine(sw.Method):
 
 run = sw.pretrain("digits", terms={"qare": 0.5}, changes={"epochs": 1})
 assert_type(run.embed(data.images), Tensor)
+assert_type(run.embed("photos/").embeddings, Tensor)
+assert_type(run.embed(data).paths, tuple[str, ...])
 assert_type(sw.load_run(run.folder).encoder, nn.Module)
 assert_type(sw.__version__, str)
 sw.InfoNCE(tempreature=0.5)  # type: ignore[call-arg]  # an unused one of these is an error

@@ -20,10 +20,13 @@ import setwise.records as records
 import setwise.runs as runs
 from setwise.assignment import matching_accuracy
 from setwise.data import load, matched_halves
+from setwise.data.collection import collect
+from setwise.evaluation.embedding import embed as embed_images
 from setwise.locks import Taken, locked
 from setwise.losses.modules import AssignmentLoss
 from setwise.losses.presets import presets
 from setwise.paper.recipes import recipe
+from setwise.report.map_page import write_map
 from setwise.report.matching_page import distances_picture
 from setwise.report.page import Page
 from setwise.report.tables import Table
@@ -31,7 +34,7 @@ from setwise.terminal import visible
 from setwise.training.errors import Interrupted
 from setwise.training.loop import RunOptions
 
-# About a minute of one core: 36 s for the encoders, 17 s for the halves.
+# About a minute of one core: 36 s for the encoders, 17 s for the halves, 7 s for the map.
 SEEDS, EPOCHS, STEPS, BATCH, HELD_OUT_SET = 3, 40, 400, 64, 100
 RECIPE = "released/digits-conv4-"
 ENCODERS = {"untrained": "random", "SimCLR": "simclr", "SimCLR + QARe": "simclr-qare"}
@@ -48,7 +51,8 @@ CAUTION = (
 )
 SHOWN = 40  # halves of the picture
 Halves = tuple[Tensor, Tensor]
-PAGE, RUNS, MARK = "index.html", "runs", ".setwise-demo"
+PAGE, MAP, RUNS, EMBEDDINGS, MARK = "index.html", "map.html", "runs", "embeddings", ".setwise-demo"
+MAPPED = "SimCLR + QARe"  # the encoder of the map
 # The files of a run: the next demo removes these and nothing else.
 RUN_FILES = ("checkpoint.safetensors", "metrics.csv", "metrics.jsonl", records.FILE, ".lock")
 
@@ -121,10 +125,13 @@ def run(
         with torch.no_grad():
             shown = [embed(models[name], *(half[:SHOWN] for half in test)) for name in ("untrained", "InfoNCE + QARe")]
         _write_page(out / PAGE, results, tables, shown, _details(results, steps=steps, spent=spent))
+        progress.add_task("the digits are put on a map", total=None)
+        _write_map(out, seed=seed)
     for table in tables:
         console.print(Markdown(table.markdown()))
     console.print(f"{len(jobs)} encoders and {len(losses)} matchers in {spent}. {CAUTION}", highlight=False)
     console.print(f"The page with curves and pictures: {visible(str(out / PAGE))}", highlight=False, soft_wrap=True)
+    console.print(f"All digits on a map: {visible(str(out / MAP))}", highlight=False, soft_wrap=True)
     return results
 
 
@@ -138,6 +145,13 @@ def _pretrain(out: Path, name: str, *, seed: int, epochs: int) -> dict[str, Any]
         return runs.pretrain(chosen, folder, name=f"demo {name}", seed=seed, how=how)
     except Interrupted as error:
         raise Interrupted(error.signal, "the demo was stopped; `setwise demo` starts over") from error
+
+
+def _write_map(out: Path, *, seed: int) -> None:
+    """A map of all digits by one of the encoders, as `setwise map` draws it."""
+    encoder, _ = runs.image_encoder(out / RUNS / ENCODERS[MAPPED] / f"seed-{seed}")
+    table = embed_images(encoder, collect("digits"), out / EMBEDDINGS, device=torch.device("cpu"), quiet=True)
+    write_map(out / MAP, table, encoder=f"this demonstration's {MAPPED}", number=10)
 
 
 def _tables(results: Results) -> list[Table]:
@@ -215,6 +229,7 @@ def _write_page(path: Path, results: Results, tables: Sequence[Table], shown: Se
         y="QARe, before its weight",
         note=f"{mean}SimCLR alone does not compute it.",
     )
+    page.link(f"A map of all digits, as the encoder of {MAPPED} sees them, without their labels", MAP)
     page.heading("Which right half belongs to which left half?")
     tables[1].onto(page)
     tables[2].onto(page)
@@ -250,7 +265,7 @@ def _details(results: Results, *, steps: int, spent: str) -> str:
 @contextlib.contextmanager
 def _folder(out: Path) -> Iterator[None]:
     """Lock the folder for this demo and remove the runs of the one before. Nothing else in it is touched."""
-    foreign = [name for name in (PAGE, RUNS) if (out / name).exists()]
+    foreign = [name for name in (PAGE, MAP, RUNS, EMBEDDINGS) if (out / name).exists()]
     if foreign and not (out / MARK).exists():
         raise ValueError(
             f"expected a new folder or one of an earlier demo, got {out} with {' and '.join(foreign)} "

@@ -1,7 +1,7 @@
 """The front door: what the command line does, in three lines of a notebook.
 
 run = sw.pretrain("photos/", encoder="resnet18", terms={"qare": 0.5})
-features = run.embed(images)
+table = run.embed("photos/")
 accuracies = run.probe()
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ import setwise.register as register
 import setwise.runs as runs
 from setwise.data import ImageSet
 from setwise.data.api import Where
+from setwise.evaluation.embedding import EmbeddingTable
 from setwise.evaluation.features import extract, frozen
 from setwise.losses.objective import Choice
 from setwise.paper.recipes import recipe as recipe_by_name
@@ -79,8 +80,28 @@ class Run:
         record: dict[str, Any] = records.read(self.folder)
         return record
 
-    def embed(self, images: Tensor | np.ndarray[Any, Any], *, device: str = "auto") -> Tensor:
-        """Features [N, F] of images, uint8 [N, C, H, W] with values 0 to 255, normalised as in training."""
+    @overload
+    def embed(self, images: Tensor | np.ndarray[Any, Any], *, device: str = "auto") -> Tensor: ...
+
+    @overload
+    def embed(self, images: Place | ImageSet, *, device: str = "auto", skip_broken: bool = False) -> EmbeddingTable: ...
+
+    def embed(
+        self,
+        images: Tensor | np.ndarray[Any, Any] | Place | ImageSet,
+        *,
+        device: str = "auto",
+        skip_broken: bool = False,
+    ) -> Tensor | EmbeddingTable:
+        """Features of images, normalised as in training.
+
+        Images are a tensor or array, uint8 [N, C, H, W] with values 0 to 255: the result is a tensor [N, F]. Or they
+        are a folder, the name of a data set, or an ``ImageSet``: the result is a table of ``paths``, ``labels`` and
+        ``embeddings``, which is kept in the run's folder and goes on where it was stopped, as `setwise embed` does.
+        """
+        if isinstance(images, (str, os.PathLike, ImageSet)):
+            where = runs.choose_device(device)
+            return runs.embed(self.folder, images, device=where, skip_broken=skip_broken, quiet=True)
         pixels, data = torch.as_tensor(images), self.checkpoint.data
         channels = data["shape"][0]
         if pixels.dtype != torch.uint8 or pixels.ndim != 4 or pixels.shape[1] != channels:

@@ -13,7 +13,21 @@ from typing import Any
 
 from tyro.extras import SubcommandApp
 
-from setwise.cli import bench, completion, data, demo, export, help, probe, recipes, report, reproduce
+from setwise.cli import (
+    bench,
+    completion,
+    data,
+    demo,
+    embed,
+    export,
+    help,
+    neighbours,
+    probe,
+    recipes,
+    report,
+    reproduce,
+)
+from setwise.cli.map import map_images
 from setwise.cli.pretrain import ABOUT, train
 from setwise.terminal import visible
 from setwise.version import __version__
@@ -24,6 +38,7 @@ START = (
     "  setwise demo                                     see it at work, in a minute\n"
     "  setwise pretrain --epochs 20 --out runs/first    train on the embedded digits, in seconds\n"
     "  setwise probe runs/first                         evaluate that run again\n"
+    "  setwise map runs/first digits                    its images on a map, as a page\n"
     "  setwise export runs/first                        its encoder, for others\n"
     "  setwise recipes                                  what there is to choose from\n"
     "  setwise recipes NAME > mine.toml                 a recipe as a file: change it, then\n"
@@ -42,6 +57,9 @@ COMMANDS: dict[str, Command | dict[str, Command]] = {
     "reproduce": reproduce.reproduce,
     "report": report.report,
     "probe": probe.probe,
+    "embed": embed.embed,
+    "neighbours": neighbours.neighbours,
+    "map": map_images,
     "export": export.export,
     "help": help.help,
     "completion": completion.completion,

@@ -8,4 +8,9 @@ import tyro
 Device = Annotated[str, tyro.conf.arg(help="cpu, cuda, ...; a GPU if there is one")]
 Root = Annotated[Path | None, tyro.conf.arg(help="folder of the data sets; $SETWISE_DATA or ~/.cache/setwise if none")]
 Run = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(help="a run's folder, or its checkpoint")]
+Images = Annotated[
+    str, tyro.conf.Positional, tyro.conf.arg(help="a folder of images, or a name of `setwise data list`")
+]
+SkipBroken = Annotated[bool, tyro.conf.arg(help="leave out broken files")]
+FollowLinks = Annotated[bool, tyro.conf.arg(help="read links out of the folder and to folders")]
 Use = Annotated[tuple[Path, ...], tyro.conf.arg(help="Python files that register more")]

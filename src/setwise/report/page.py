@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from setwise.report.chart import COLOURS, Interval, Points, chart, intervals, small
 from setwise.report.chart import caption as caption_of
@@ -74,7 +74,16 @@ a{color:var(--link)}
 img{max-width:min(100%,50rem);margin-top:.4rem;height:auto;border-radius:6px;background:#fff}
 details{border:1px solid var(--line);border-radius:6px;padding:.5rem .8rem;margin:1.2rem 0}
 summary{cursor:pointer}
+.gallery{display:flex;flex-wrap:wrap;gap:.7rem;list-style:none;margin:.4rem 0;padding:0}
+.gallery li{width:7.2rem;font-size:.8rem;line-height:1.35}
+.gallery img{display:block;width:100%;aspect-ratio:1;object-fit:contain;margin:0 0 .2rem;background:var(--panel)}
+.gallery .tiny{image-rendering:pixelated}
+.gallery b{display:block;min-height:1.35em;font-variant-numeric:tabular-nums}
+.gallery span{color:var(--soft);overflow-wrap:anywhere}
+.beside{display:inline-block;vertical-align:top;margin:.6rem 1.8rem .6rem 0}
+.gallery .first img{outline:3px solid var(--link);outline-offset:-3px}
 pre{overflow-x:auto;font-size:.85rem}
+@media (max-width:30rem){.gallery{gap:.6rem}.gallery li{width:calc(33.3% - .4rem)}.beside{display:block}}
 @media (max-width:30rem){th,td{padding:.35rem .5rem}tbody th{white-space:normal;min-width:7rem}}
 @media (max-width:48rem){.wrap td:not(.n){min-width:11rem}
 .intervals thead{display:table-header-group}
@@ -132,6 +141,15 @@ for (const chart of document.querySelectorAll(".chart")) {
 EMPTY = ("", "-", "–")  # cells of a column of numbers that have none
 
 
+class Picture(NamedTuple):
+    """A picture of a gallery."""
+
+    image: bytes  # a PNG or JPEG file
+    name: str
+    about: str = ""  # a few words, in bold
+    row: int | None = None  # a number for scripts of the page
+
+
 class Page:
     """A page that grows from top to bottom; ``write`` makes the file."""
 
@@ -139,6 +157,7 @@ class Page:
         self.title = title
         self._parts = [f"<h1>{escape(title)}</h1>"]
         self._ids: dict[str, str] = {}  # of headings, and their words
+        self._styles, self._scripts = [STYLE], [SCRIPT]
         if lead:
             lines = "".join(f"<p>{_question_first(escape(line))}</p>" for line in lead.splitlines())
             self._parts.append(f'<div class="lead">{lines}</div>')
@@ -214,6 +233,37 @@ class Page:
             f'alt="{escape(alt)}" width="{width}" height="{height}"></figure>'
         )
 
+    def gallery(
+        self, pictures: Sequence[Picture], *, caption: str = "", mark_first: bool = False, beside: bool = False
+    ) -> None:
+        """Pictures in rows, each with its name below it.
+
+        ``mark_first`` frames the first one; ``beside`` lets galleries share a row.
+        """
+        items = []
+        for k, one in enumerate(pictures):
+            kind = "png" if one.image.startswith(b"\x89PNG") else "jpeg"
+            tiny = ' class="tiny"' if kind == "png" else ""
+            row = "" if one.row is None else f' data-row="{one.row}"'
+            first = ' class="first"' if mark_first and k == 0 else ""
+            about = f"<b>{escape(one.about)}</b>" if one.about else ""
+            items.append(
+                f'<li{first}{row}><img{tiny} src="data:image/{kind};base64,{base64.b64encode(one.image).decode()}" '
+                f'alt="{escape(one.name)}">{about}<span>{escape(one.name).replace("/", "/<wbr>")}</span></li>'
+            )
+        words, kind = caption_of(caption) if caption else "", ' class="beside"' if beside else ""
+        self._parts.append(f'<figure{kind}>{words}<ul class="gallery">{"".join(items)}</ul></figure>')
+
+    def link(self, text: str, file: str) -> None:
+        """A link to a file in the same folder."""
+        self._parts.append(f'<p><a href="{escape(file)}">{escape(text)}</a></p>')
+
+    def add(self, html: str, *, style: str, script: str) -> None:
+        """HTML of a kind of its own, whose texts are escaped already, with its style and its script."""
+        self._parts.append(html)
+        self._styles.append(style)
+        self._scripts.append(script)
+
     def details(self, title: str, text: str) -> None:
         """Text that is shown on request, its lines as they are."""
         self._parts.append(f"<details><summary>{escape(title)}</summary><pre>{escape(text)}</pre></details>")
@@ -222,18 +272,23 @@ class Page:
         """The file's text, ASCII."""
         links = [f'<a href="#{name}">{escape(text)}</a>' for name, text in self._ids.items()]
         nav = [f'<nav aria-label="Sections">{"".join(links)}</nav>'] if len(links) > 2 else []
-        style, script = (base64.b64encode(hashlib.sha256(code.encode()).digest()).decode() for code in (STYLE, SCRIPT))
+        style, script = (
+            " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(one.encode()).digest()).decode()}'" for one in codes)
+            for codes in (self._styles, self._scripts)
+        )
         policy = (
-            f"default-src 'none'; img-src data:; style-src 'sha256-{style}'; script-src 'sha256-{script}'; "
+            f"default-src 'none'; img-src data:; style-src {style}; script-src {script}; "
             "base-uri 'none'; form-action 'none'"
         )
+        styles = "".join(f"<style>{code}</style>\n" for code in self._styles)
+        scripts = "".join(f"<script>{code}</script>\n" for code in self._scripts)
         whole = (
             '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
             f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
             '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-            f"<title>{escape(self.title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<main>\n"
+            f"<title>{escape(self.title)}</title>\n{styles}</head>\n<body>\n<main>\n"
             + "\n".join([*self._parts[: self._top], *nav, *self._parts[self._top :]])
-            + f"\n</main>\n<script>{SCRIPT}</script>\n</body>\n</html>\n"
+            + f"\n</main>\n{scripts}</body>\n</html>\n"
         )
         return visible(whole).encode("ascii", "xmlcharrefreplace").decode()
 

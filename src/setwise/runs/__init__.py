@@ -7,10 +7,25 @@ from typing import Any
 
 from setwise.recipe import Recipe
 from setwise.runs.choices import recipe_for
+from setwise.runs.embedding import embed, home, image_encoder, neighbours, title_of
 from setwise.runs.matching import run_matching
 from setwise.runs.pretraining import choose_device, encoder_of, export, pretrain, probe
 
-__all__ = ["choose_device", "encoder_of", "export", "pretrain", "probe", "recipe_for", "run_matching", "run_of"]
+__all__ = [
+    "choose_device",
+    "embed",
+    "encoder_of",
+    "export",
+    "home",
+    "image_encoder",
+    "neighbours",
+    "pretrain",
+    "probe",
+    "recipe_for",
+    "run_matching",
+    "run_of",
+    "title_of",
+]
 
 
 def run_of(recipe: Recipe) -> Callable[..., dict[str, Any]]:

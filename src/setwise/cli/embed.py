@@ -1,0 +1,28 @@
+"""`setwise embed`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from setwise.cli.options import Device, FollowLinks, Images, Root, Run, SkipBroken
+
+
+def embed(
+    run: Run,
+    data: Images,
+    out: Annotated[Path, tyro.conf.arg(help="x.parquet; or x.npy or x.safetensors, with the paths in x.csv")],
+    root: Root = None,
+    device: Device = "auto",
+    skip_broken: SkipBroken = False,
+    follow_links: FollowLinks = False,
+) -> None:
+    """Write path, class and embedding of every image; stopped, the same command goes on."""
+    import setwise.runs as runs
+    from setwise.evaluation.embedding import check_out
+
+    where = runs.choose_device(device)
+    check_out(out)  # before anything is computed
+    table = runs.embed(run, data, device=where, root=root, skip_broken=skip_broken, follow_links=follow_links)
+    for path in table.write(out):
+        print(path)
