@@ -17,7 +17,7 @@ from setwise.data.api import DataError, ImageSet
 from setwise.data.formats import cuhk03, folder
 from setwise.data.formats.decode import quiet_pillow, read_image, reason
 from setwise.data.formats.listing import SPLITS, has_train, list_split
-from setwise.data.loading import _source, has_test_split, load
+from setwise.data.loading import has_test_split, load, source_of
 from setwise.data.workers import CHUNK, Died, Place, Workers, chunks, processors
 
 # Images, a multiple of CHUNK; the same on every device: a batch has the same images when the work is resumed.
@@ -133,7 +133,7 @@ def collect(
     """
     if isinstance(source, ImageSet):
         return _of_sets(source.name, f"python:{source.name}", [source])
-    kind, path = _source(source)
+    kind, path = source_of(source)
     if kind == folder.NAME and path is not None:
         return _of_folder(path, follow_links=follow_links)
     splits = ["train", *(["val", "test"] if kind == cuhk03.NAME else ["test"] if has_test_split(source) else [])]

@@ -89,16 +89,16 @@ def load_matched(
 
 def halves_to_spare(name: str | os.PathLike[str]) -> bool:
     """Whether ``load_matched`` halves train images, and ``load`` has a test split that could be halved too."""
-    return _source(name)[0] != cuhk03.NAME and has_test_split(name)
+    return source_of(name)[0] != cuhk03.NAME and has_test_split(name)
 
 
 def has_test_split(name: str | os.PathLike[str]) -> bool:
     """Whether ``load`` has a test split of its own: all sources have one, except folders without test or val."""
-    source, path = _source(name)
+    source, path = source_of(name)
     return source != folder.NAME or (path is not None and test_split(path) is not None)
 
 
-def _source(name: str | os.PathLike[str]) -> tuple[str, Path | None]:
+def source_of(name: str | os.PathLike[str]) -> tuple[str, Path | None]:
     """The registered source, and the path where a person named that instead."""
     if isinstance(name, str) and name in register.data:
         return name, None
@@ -122,7 +122,7 @@ def _read(
     placement: Placement,
 ) -> ImageSet | MatchedSet:
     """What the source gives."""
-    source, path = _source(name)
+    source, path = source_of(name)
     entry = register.data[source]
     where: dict[str, object] = {} if path is None else {"source_path": path}
     if "placement" in inspect.signature(entry.make).parameters:
