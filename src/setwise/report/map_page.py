@@ -169,7 +169,9 @@ def _groupings(labels: Sequence[str], found: npt.NDArray[np.int64]) -> list[_Gro
     notes = []
     for k in numbers:
         inside = Counter(labels[row] for row in np.flatnonzero(found == k).tolist()) if labels else Counter[str]()
-        notes += [f", {100 * many / inside.total():.0f}\u00a0% {name}" for name, many in inside.most_common(1)] or [""]
+        notes += [
+            f", {100 * many / inside.total():.0f}\u00a0% of class {name}" for name, many in inside.most_common(1)
+        ] or [""]
     result = [_Grouping("cluster", [f"Cluster {k + 1}" for k in numbers], notes, found.tolist())]
     if labels:
         classes = sorted(set(labels))
