@@ -111,11 +111,12 @@ def own_images() -> str:
     shares = [100 * _bench(f"feeding-{size}-h200")["share"] for size in (64, 224)]
     capped, free = (_bench(f"feeding-{name}-h200")["mapped"]["median_ms"] for name in ("capped", "uncapped"))
     sentences = [
-        f"At 224 pixels ViT-S/16 and ResNet-50, compiled, train on {ours} images a second, the plain loop on {theirs}.",
-        f"{decoding['workers']} cores decode {decoding['images_per_second']['ours']:,.0f} JPEGs of 200 to 2,000 pixels a",
-        f"second, {decoding['ratio']:.1f} times as many as torchvision's ImageFolder. Steps from a file of decoded images",
-        f"run at {min(shares):.0f} % of the speed of steps from the GPU's memory; with 15 GB of images under a limit of",
-        f"2 GiB of memory, at {100 * free / capped:.0f} % of that.",
+        "At 224 pixels ViT-S/16 and ResNet-50, compiled, train on",
+        f"{ours} images a second, the plain loop on {theirs}.",
+        f"{decoding['workers']} cores decode {decoding['images_per_second']['ours']:,.0f} JPEGs of 200 to 2,000 pixels",
+        f"a second, {decoding['ratio']:.1f} times as many as torchvision's ImageFolder.",
+        f"Steps from a file of decoded images run at {min(shares):.0f} % of the speed of steps from the GPU's memory;",
+        f"with 15 GB of images under a limit of 2 GiB of memory, at {100 * free / capped:.0f} % of that.",
     ]
     return " ".join(sentences)
 
