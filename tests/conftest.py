@@ -32,6 +32,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(skip)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_root(tmp_path_factory: pytest.TempPathFactory):
+    """Nothing of the tests is kept in the user's own folder of data sets."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SETWISE_DATA", str(tmp_path_factory.mktemp("root")))
+        yield
+
+
 @pytest.fixture
 def views() -> Callable[..., tuple[Tensor, Tensor]]:
     """Two noisy views of the same random items, [N, E] float64, leaves that require a gradient."""
