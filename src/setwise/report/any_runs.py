@@ -166,7 +166,8 @@ def _lead(groups: Sequence[Group], paths: Sequence[str], measure: str) -> str:
     if not means:
         return ""
     _, best, mean = max(means, key=lambda found: found[0])
-    return f"Which did best? {label(best, paths)}: {measure.replace('_', ' ')} {shown(mean)}."
+    reached = f"{measure.replace('_', ' ')} {shown(mean)}."
+    return f"Which did best? {label(best, paths)}: {reached}" if len(groups) > 1 else f"What was reached? {reached}"
 
 
 def _pictured(groups: Sequence[Group], paths: Sequence[str], measure: str) -> list[Interval]:
