@@ -10,7 +10,17 @@ from setwise.cli import bench
 from setwise.cli.options import Device, Root
 
 Table = Literal[
-    "table1", "table2", "table3", "fig-beta", "fig-time", "ablation", "confirm", "accuracy-gap", "shortfall"
+    "table1",
+    "table2",
+    "table3",
+    "fig-beta",
+    "fig-time",
+    "ablation",
+    "confirm",
+    "accuracy-gap",
+    "shortfall",
+    "tuning",
+    "tuned",
 ]
 
 

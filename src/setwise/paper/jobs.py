@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import setwise.paper.tuning as trials
 import setwise.records as records
 from setwise.checks import check_option
 from setwise.losses.presets import objective_of
@@ -183,6 +184,7 @@ def ablation(request: TableRequest) -> list[Job]:
 
 
 FRESH = 10  # added to seeds, which then chose nothing
+TUNING_SEED = 1
 
 
 def confirm(request: TableRequest) -> list[Job]:
@@ -207,6 +209,45 @@ def confirm(request: TableRequest) -> list[Job]:
             for loss, beta in sorted(best, key=str):
                 word = loss.split("/")[1] + ("" if beta is None else f"-{beta:g}")
                 jobs.append(Job(name, with_loss(recipe(name), loss, beta), seed, word))
+    return jobs
+
+
+def tuning(request: TableRequest) -> list[Job]:
+    """As many trials for SimCLR as for SimCLR with each set-level term, on validation images: see paper/tuning.py."""
+    jobs = []
+    for encoder, number, term in _trials():
+        name = f"released/{request.data}-{encoder}-simclr"
+        short = trials.tried(request.data, encoder, term, number).changed(
+            {"epochs": trials.EPOCHS, "data.validation": trials.VALIDATION}
+        )
+        jobs.append(Job(name, short, TUNING_SEED, trials.variant(term, number)))
+    return jobs
+
+
+def _trials() -> list[tuple[str, int, str]]:
+    """Encoder, number and term of every trial: a number of all terms before the next number."""
+    counts = trials.TRIALS.items()
+    return [(encoder, k, term) for encoder, count in counts for k in range(1, count + 1) for term in trials.TERMS]
+
+
+def tuned(request: TableRequest) -> list[Job]:
+    """The best trial of each, with fresh seeds on the test images: ten of Conv-4, three of ResNet-32.
+
+    Of encoders and terms whose trials have all been made; an error if there are none.
+    """
+    jobs, missing = [], ""
+    for encoder, count in (("conv4", MORE_SEEDS), ("resnet32", len(TableRequest.seeds))):
+        name = f"released/{request.data}-{encoder}-simclr"
+        for term in trials.TERMS:
+            try:
+                best = trials.winner(request.results, request.data, encoder, term, seed=TUNING_SEED)
+            except ValueError as error:
+                missing = missing or str(error)
+                continue
+            chosen = trials.tried(request.data, encoder, term, best)
+            jobs += [Job(name, chosen, FRESH + k, f"tuned-{term}") for k in range(1, count + 1)]
+    if not jobs:
+        raise ValueError(missing)
     return jobs
 
 
@@ -243,6 +284,8 @@ TABLES: dict[str, Callable[[TableRequest], list[Job]]] = {
     "ablation": ablation,
     "confirm": confirm,
     "accuracy-gap": accuracy_gap,
+    "tuning": tuning,
+    "tuned": tuned,
 }
 OLD_NAMES = {"shortfall": "accuracy-gap"}
 
