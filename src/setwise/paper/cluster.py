@@ -7,6 +7,7 @@ This process writes the records as they come.
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -284,8 +285,12 @@ def _on_slurm(requests: Sequence[str], scratch: Path, options: dict[str, Any]) -
             yield None
             time.sleep(TICK)
     finally:
+        deadline = time.monotonic() + STOP_SECONDS
+        if cluster == "local":  # whose cancel kills a run a second later, which may be too soon for a checkpoint
+            for job in pending.values():
+                with suppress(ProcessLookupError):
+                    os.kill(int(job.job_id), signal.SIGTERM)
+            while time.monotonic() < deadline and not all(job.done() for job in pending.values()):
+                time.sleep(TICK)
         for job in pending.values():
             job.cancel(check=False)
-        deadline = time.monotonic() + STOP_SECONDS
-        while cluster == "local" and time.monotonic() < deadline and not all(job.done() for job in pending.values()):
-            time.sleep(TICK)
