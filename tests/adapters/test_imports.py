@@ -11,6 +11,11 @@ import pytest
     ("code", "package", "wanted"),
     [
         ("import setwise.adapters.metric_learning", "pytorch_metric_learning", "pytorch-metric-learning"),
+        (
+            "import setwise.adapters.sentence_transformers",
+            "sentence_transformers",
+            "'sentence-transformers>=5.7'",
+        ),
         ("import setwise as sw; sw.encoders.create('timm/resnet18')", "timm", "timm torchvision"),
     ],
 )
