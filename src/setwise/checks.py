@@ -186,7 +186,7 @@ def check_same_kind(x: Tensor, name: str, other: Tensor, other_name: str) -> Non
 
 
 def check_embeddings(z_a: Tensor, z_b: Tensor, extra: Tensor | None = None) -> None:
-    """Raise unless ``z_a`` and ``z_b`` are [N, E] alike, N, E >= 1, and ``extra`` is [M, E] of their kind."""
+    """Raise unless ``z_a``, ``z_b`` are [N, E] alike, N, E >= 1, and ``extra`` is [M, E] or [N, K, E] of their kind."""
     sets = [(z_a, "z_a", 1), (z_b, "z_b", 1)]
     if extra is not None:
         sets.append((extra, "extra_negatives", 0))
@@ -194,10 +194,13 @@ def check_embeddings(z_a: Tensor, z_b: Tensor, extra: Tensor | None = None) -> N
         if isinstance(z, Tensor) and z.ndim == 1 and not z.is_floating_point():
             raise ValueError(
                 f"expected {name} of shape (N, E), one row an item, got {z.dtype} of shape {tuple(z.shape)}, labels "
-                "perhaps; losses take two views, setwise.adapters.metric_learning.SetLoss takes labels, "
+                "perhaps; losses take two views, and labels by name: loss(z_a, z_b, labels=labels); "
+                "setwise.adapters.metric_learning.SetLoss takes one batch and its labels, "
                 + see("how-to/other-libraries")
             )
         check_floating(z, name)
+        if z is extra and z.ndim == 3:
+            continue
         if z.ndim != 2:
             raise ValueError(
                 f"expected {name} of shape (N, E), one row an item, got {tuple(z.shape)}; {see('how-to/add-qare#rows')}"
@@ -208,10 +211,32 @@ def check_embeddings(z_a: Tensor, z_b: Tensor, extra: Tensor | None = None) -> N
         check_like(z_b, "z_b", z_a, "z_a")
     if extra is not None:
         check_same_kind(extra, "extra_negatives", z_a, "z_a")
-        if extra.shape[1] != z_a.shape[1]:
+        if extra.ndim == 3 and (len(extra), extra.shape[2]) != z_a.shape:
+            raise ValueError(
+                f"expected extra_negatives of shape ({z_a.shape[0]}, K, {z_a.shape[1]}), K of each row of z_a, "
+                f"got {tuple(extra.shape)}"
+            )
+        if extra.ndim == 2 and extra.shape[1] != z_a.shape[1]:
             raise ValueError(
                 f"expected extra_negatives of shape (M, {z_a.shape[1]}) like z_a, got {tuple(extra.shape)}"
             )
+
+
+def check_labels(labels: Tensor, z: Tensor) -> None:
+    """Raise unless ``labels`` are whole numbers [N], one for each row of ``z`` [N, E]."""
+    if not isinstance(labels, Tensor):
+        raise ValueError(
+            f"expected labels to be a torch.Tensor, got {type(labels).__name__}; torch.as_tensor makes one"
+        )
+    if labels.dtype != torch.int64:
+        raise ValueError(f"expected labels of dtype torch.int64, got {labels.dtype}; number the classes, .long()")
+    if labels.shape != z.shape[:1]:
+        raise ValueError(
+            f"expected labels of shape ({len(z)},), one for each row of z_a, got {tuple(labels.shape)}; both views of "
+            "an item share its label"
+        )
+    if labels.device != z.device:
+        raise ValueError(f"expected labels on device {z.device} like z_a, got {labels.device}; labels.to(z_a.device)")
 
 
 def one_derivative(backward: Callable[..., Any]) -> Callable[..., Any]:

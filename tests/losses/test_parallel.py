@@ -31,6 +31,18 @@ class ThreeViews(nn.Module):
         return self.loss([z_a, z_b, 2 * z_a - z_b])
 
 
+class Labelled(nn.Module):
+    """A loss with labels and with two negatives of each row, both of them made of the row."""
+
+    def __init__(self, loss: nn.Module, *, own: bool = True) -> None:
+        super().__init__()
+        self.loss, self.own = loss, own
+
+    def forward(self, z_a: Tensor, z_b: Tensor) -> Tensor:
+        more = {"extra_negatives": torch.stack([2 * z_a - z_b, z_b.flip(1)], 1)} if self.own else {}
+        return self.loss(z_a, z_b, labels=(2 * z_a[:, 0]).long(), **more)
+
+
 LOSSES = {
     "infonce": lambda: sw.InfoNCE(temperature=0.3),
     "infonce-symmetric-blocks": lambda: sw.InfoNCE(temperature=0.3, symmetric=True, block_size=2),
@@ -54,6 +66,11 @@ LOSSES = {
     "terms": lambda: sw.SetContrastive(sw.NTXent(), 0.5, terms(gap=(3.0, sw.QARe(reference="truth")))),
     "wide-qare": lambda: sw.QARe(),  # on more dimensions than items
     "wide-gap": lambda: sw.QARe(reference="truth"),
+    "labels-infonce": lambda: Labelled(sw.InfoNCE(temperature=0.3)),
+    "labels-nt-xent-blocks": lambda: Labelled(sw.NTXent(block_size=3)),
+    "labels-sparse-clr": lambda: Labelled(sw.SparseCLR()),
+    "labels-set": lambda: Labelled(sw.SetContrastive(sw.NTXent(), beta=0.7), own=False),
+    "labels-learned-infonce": lambda: Labelled(sw.InfoNCE(learned(), symmetric=True, block_size=2)),
     "learned-infonce": lambda: sw.InfoNCE(learned(), symmetric=True, block_size=2),
     "learned-nt-xent": lambda: sw.NTXent(learned(), reduction="log-mean", clamp=0.1),
     "learned-sparse-clr": lambda: sw.SparseCLR(temperature=learned()),

@@ -139,10 +139,15 @@ class SetContrastive(nn.Module):
         return cls(pairwise, beta, regularizer, alpha=1 - beta)
 
     def terms(
-        self, z_a: Views, z_b: Tensor | None = None, features: Sequence[Tensor] | None = None
+        self,
+        z_a: Views,
+        z_b: Tensor | None = None,
+        features: Sequence[Tensor] | None = None,
+        labels: Tensor | None = None,
     ) -> dict[str, Tensor]:
         """The loss and its two parts before weighting, for logging: "loss", "pairwise", "regularizer".
 
+        ``labels`` go to the pairwise loss.
         On a GPU the two parts run side by side: QARe's eigenvalues keep two of its many cores busy.
         """
         if features is not None or self.on == "features":
@@ -150,12 +155,13 @@ class SetContrastive(nn.Module):
         if z_b is None:
             pairs = pairs_of(z_a)
             seen = [None] * len(pairs) if features is None else pairs_of(features)
-            parts = [self.terms(*pair, sets) for pair, sets in zip(pairs, seen, strict=True)]
+            parts = [self.terms(*pair, sets, labels) for pair, sets in zip(pairs, seen, strict=True)]
             if len(parts) == 1:
                 return parts[0]
             return {name: torch.stack([part[name] for part in parts]).mean() for name in parts[0]}
         z_a = cast(Tensor, z_a)
         sets = (z_a, z_b) if features is None else features
+        known = {} if labels is None else {"labels": labels}
         if isinstance(z_a, Tensor) and z_a.is_cuda and not torch.compiler.is_compiling():
             here, side = torch.cuda.current_stream(z_a.device), _side_stream(z_a.device)
             # Views taken here, so that gradients come back to this stream also where these are leaves.
@@ -163,11 +169,11 @@ class SetContrastive(nn.Module):
             side.wait_stream(here)
             with torch.cuda.stream(side):
                 regularizer = self.regularizer(*views)
-            pairwise = self.pairwise(z_a, z_b)
+            pairwise = self.pairwise(z_a, z_b, **known)
             here.wait_stream(side)
             regularizer.record_stream(here)
         else:
-            pairwise, regularizer = self.pairwise(z_a, z_b), self.regularizer(*sets)
+            pairwise, regularizer = self.pairwise(z_a, z_b, **known), self.regularizer(*sets)
         loss = self.alpha * pairwise + self.beta * regularizer
         if isinstance(loss, Tensor):
             if loss.ndim:
@@ -196,12 +202,19 @@ class SetContrastive(nn.Module):
                 f"{type(features).__name__}; give those of every view"
             )
 
-    def forward(self, z_a: Views, z_b: Tensor | None = None, features: Sequence[Tensor] | None = None) -> Tensor:
+    def forward(
+        self,
+        z_a: Views,
+        z_b: Tensor | None = None,
+        features: Sequence[Tensor] | None = None,
+        labels: Tensor | None = None,
+    ) -> Tensor:
         """The weighted sum for two views [N, E] of the same items, and their features [N, F] if it is on those.
 
+        ``labels`` [N] go to the pairwise loss: items with one label are each other's partners.
         Of more views, ``loss([z_1, z_2, z_3])`` or a tensor [V, N, E]: the mean over every two of them.
         """
-        return self.terms(z_a, z_b, features)["loss"]
+        return self.terms(z_a, z_b, features, labels)["loss"]
 
     def extra_repr(self) -> str:
         """The two weights, and the parts that are functions, which no module shows as its."""

@@ -15,6 +15,15 @@ is what everyone calls InfoNCE. Half-precision embeddings give float32 losses, a
 logarithm, ``info_nce(z_a, z_b, temperature=log_temperature.exp())``, or clamp it after each step, as CLIP does. On a
 GPU nothing checks its value; a bad one shows in the loss.
 
+``extra_negatives`` [M, E] are further candidates of every row. Those of shape [N, K, E] are K of each item alone: row i
+of ``z_a``, and of ``z_b`` where its rows choose too, is compared with the K of item i.
+
+``labels`` [N], int64, say which items belong together: both views of item i have its label, and every candidate with
+that label is a partner. Extra negatives have none. Y_gt is then uniform over the P partners of a row, and the margin
+is taken off all of them. The gradient stays Y*(θ) - Y_gt. The sparse loss has Ω(Y_gt) = ½/P and is 0 at its minimum.
+The entropic losses leave the constant Ω(Y_gt) = -log P out: they are the mean over the partners of -log p, which is
+SupCon's "out" form (Khosla et al. 2020), and at least log P. With all labels different nothing changes.
+
 ``peers`` makes a loss that of the batches of many processes together, see ``setwise.losses.parallel``.
 """
 
@@ -149,6 +158,7 @@ def info_nce(
     z_a: Tensor,
     z_b: Tensor,
     extra_negatives: Tensor | None = None,
+    labels: Tensor | None = None,
     *,
     temperature: Temperature = 0.05,
     similarity: Similarity = "cosine",
@@ -160,7 +170,8 @@ def info_nce(
 
         mean_i [ -s_ii/τ + log Σ_j exp(s_ij/τ) ]
 
-    over the rows of S_AB, the partner among the candidates; ``symmetric`` averages rows and columns.
+    over the rows of S_AB, the partner among the candidates; ``symmetric`` averages rows and columns. With ``labels``,
+    s_ii is the mean of s_ij over the partners j of row i.
 
     Examples:
         >>> z = torch.eye(4)  # four items, every one orthogonal to the others
@@ -168,11 +179,14 @@ def info_nce(
         tensor(0.3408)
         >>> sw.functional.info_nce(z, z.roll(1, 0), temperature=0.5)  # every partner is another one's
         tensor(2.3408)
+        >>> sw.functional.info_nce(z, z, labels=torch.tensor([0, 0, 1, 1]), temperature=0.5)  # two partners each
+        tensor(1.3408)
     """
     losses = cross_losses(
         *(z_a, z_b, extra_negatives, symmetric, similarity, "entropy", temperature),
         block_size=block_size,
         processes=peers,
+        labels=labels,
     )
     return losses.mean() if peers is None else peers.finish(losses.mean())
 
@@ -182,6 +196,7 @@ def nt_xent(
     z_a: Tensor,
     z_b: Tensor,
     extra_negatives: Tensor | None = None,
+    labels: Tensor | None = None,
     *,
     temperature: Temperature = 0.5,
     reduction: Literal["mean", "log-mean"] = "mean",
@@ -195,6 +210,7 @@ def nt_xent(
     With p_i the softmax probability of view i's partner: ``reduction="mean"`` is mean_i(-log p_i); ``"log-mean"``,
     the released code's form, is -log(mean_i p_i), which weighs views by how well they do already.
     ``clamp`` bounds every similarity from below, as the released code does with QARe.
+    With ``labels`` it is SupCon's loss; "log-mean", which is of one partner, is then refused.
 
     Examples:
         >>> z = torch.eye(4)
@@ -206,6 +222,7 @@ def nt_xent(
         clamp=clamp,
         block_size=block_size,
         processes=peers,
+        labels=labels,
     )
     loss = losses.mean() if reduction == "mean" else math.log(len(losses)) - torch.logsumexp(-losses, 0)
     return loss if peers is None else peers.finish(loss)
@@ -216,6 +233,7 @@ def sparse_clr(
     z_a: Tensor,
     z_b: Tensor,
     extra_negatives: Tensor | None = None,
+    labels: Tensor | None = None,
     *,
     margin: float = 1.0,
     candidates: Literal["all", "cross"] = "all",
@@ -231,13 +249,14 @@ def sparse_clr(
 
     Ω_i, T_i: support and threshold of sparsemax over row i, Eq. (15), (16). Negatives outside Ω_i have no gradient.
     ``candidates="all"``: every view among the 2N - 1 others (the released code); ``"cross"``: rows of S_AB.
+    With ``labels``, s_ii is the mean of s_ij over the P_i partners j of row i, and ½ is ½/P_i.
 
     Examples:
         >>> z = torch.eye(4)
         >>> sw.functional.sparse_clr(z, z, margin=0.0), sw.functional.sparse_clr(z, z, margin=1.0)
         (tensor(0.), tensor(0.4286))
     """
-    options = (temperature, margin, clamp, block_size, peers)
+    options = (temperature, margin, clamp, block_size, peers, labels)
     if candidates == "all":
         losses = all_losses(z_a, z_b, extra_negatives, similarity, "sparse", *options)
     else:

@@ -12,13 +12,9 @@ from torch import Tensor, nn
 import setwise.register as register
 from setwise.assignment.smoothing import Mining, Smoothing
 from setwise.assignment.spectrum import Bound
-from setwise.checks import (
-    check_embeddings,
-    check_overflow,
-    plain,
-)
+from setwise.checks import check_overflow, plain
 from setwise.losses import functional
-from setwise.losses.options import Reduction, Temperature, check_options, check_temperature
+from setwise.losses.options import Reduction, Temperature, check_options, check_temperature, check_tensors
 from setwise.losses.set_level import Spectrum, qare
 from setwise.similarity import Similarity
 
@@ -38,9 +34,9 @@ def pairs_of(views: Views) -> list[tuple[Tensor, Tensor]]:
     return [*combinations(views, 2)]
 
 
-def mean_over_pairs(loss: Callable[..., Tensor], views: Views, *extra: Tensor | None) -> Tensor:
+def mean_over_pairs(loss: Callable[..., Tensor], views: Views, *more: Tensor | None) -> Tensor:
     """The mean of ``loss(z_a, z_b)`` over every two of V >= 2 views."""
-    values = [loss(z_a, z_b, *extra) for z_a, z_b in pairs_of(views)]
+    values = [loss(z_a, z_b, *more) for z_a, z_b in pairs_of(views)]
     return values[0] if len(values) == 1 else torch.stack(values).mean()
 
 
@@ -79,20 +75,34 @@ class _Loss(nn.Module):
         name: Similarity = self._options["similarity"]
         return name
 
-    def forward(self, z_a: Views, z_b: Tensor | None = None, extra_negatives: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        z_a: Views,
+        z_b: Tensor | None = None,
+        extra_negatives: Tensor | None = None,
+        labels: Tensor | None = None,
+    ) -> Tensor:
         """Loss of two views [N, E] of the same items, with extra negatives [M, E] as further candidates.
 
+        Extra negatives [N, K, E] are K of each item's own. ``labels`` [N], for ``InfoNCE``, ``NTXent`` and
+        ``SparseCLR``: items with one label are each other's partners, see ``functional``.
         Of more views, ``loss([z_1, z_2, z_3])`` or a tensor [V, N, E]: the mean over every two of them.
         """
         if z_b is None:
-            return mean_over_pairs(self, z_a, extra_negatives)
+            return mean_over_pairs(self, z_a, extra_negatives, labels)
         z_a = cast(Tensor, z_a)
-        check_embeddings(z_a, z_b, extra_negatives)
         options = self._options
+        if labels is not None and not self.function.takes_labels:
+            raise ValueError(
+                f"expected no labels for {type(self).__name__}, got some; InfoNCE, NTXent and SparseCLR take them"
+            )
+        check_tensors(z_a, z_b, extra_negatives, labels, options)
         if options.get("temperature", 1.0) is None:
             options = self.options
             check_temperature(options, z_a)
         extra = () if extra_negatives is None else (extra_negatives,)
+        if labels is not None:
+            options = {**options, "labels": labels}
         return check_overflow(self.function.__wrapped__(z_a, z_b, *extra, **options), "a loss")
 
     def extra_repr(self) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import wraps
+from inspect import signature
 from typing import Any, Literal, ParamSpec, cast, get_args, get_origin, get_type_hints
 
 import torch
@@ -18,6 +19,7 @@ from setwise.checks import (
     LARGEST,
     check_count,
     check_embeddings,
+    check_labels,
     check_number,
     check_option,
     check_overflow,
@@ -39,14 +41,16 @@ def public(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
     allowed, defaults = words_of(function), function.__kwdefaults__ or {}
 
     @wraps(function)
-    def checked(z_a: Tensor, z_b: Tensor, *extra: Any, **options: Any) -> Tensor:
+    def checked(z_a: Tensor, z_b: Tensor, *more: Any, **options: Any) -> Tensor:
         every = {**defaults, **options}
         check_options(every, allowed)
-        check_embeddings(z_a, z_b, *extra or (options.get("extra_negatives"),))
+        given = {**options, **dict(zip(("extra_negatives", "labels"), more, strict=False))}
+        check_tensors(z_a, z_b, given.get("extra_negatives"), given.get("labels"), every)
         check_temperature(every, z_a)
-        return check_overflow(function(z_a, z_b, *extra, **options), "a loss")  # type: ignore[arg-type]
+        return check_overflow(function(z_a, z_b, *more, **options), "a loss")  # type: ignore[arg-type]
 
     checked.allowed = allowed  # type: ignore[attr-defined] # for the modules
+    checked.takes_labels = "labels" in signature(function).parameters  # type: ignore[attr-defined] # for them too
     return cast(Callable[P, Tensor], checked)
 
 
@@ -84,6 +88,25 @@ def check_options(options: Mapping[str, Any], allowed: Mapping[str, tuple[str, .
         )
     if "mining" in options:
         _check_cell(options["mining"], options["smoothing"], temperature)
+
+
+def check_tensors(
+    z_a: Tensor, z_b: Tensor, extra: Tensor | None, labels: Tensor | None, options: Mapping[str, Any]
+) -> None:
+    """Raise on embeddings, extra negatives or labels that are not what a loss with these options can take."""
+    check_embeddings(z_a, z_b, extra)
+    if extra is not None and extra.ndim == 3 and options.get("mining") == "one-to-one":
+        raise ValueError(
+            'expected extra_negatives of shape (M, E) with mining="one-to-one", got those of each row, '
+            f"{tuple(extra.shape)}: an assignment is of columns that all rows share"
+        )
+    if labels is None:
+        return
+    check_labels(labels, z_a)
+    if options.get("reduction") == "log-mean":
+        raise ValueError(
+            'expected reduction="mean" with labels, got "log-mean", which is of the probability of one partner'
+        )
 
 
 def check_temperature(options: Mapping[str, Any], z: Tensor) -> None:

@@ -4,6 +4,8 @@ With scores θ (larger is closer, in units of the temperature) and a maximum ove
 ``setwise.assignment.smoothing``,
 
     L(θ) = max_{Y in D} {<θ, Y> - Ω(Y)} + Ω(Y_gt) - <θ, Y_gt>  >=  0,      gradient: Y*(θ) - Y_gt
+
+Y_gt has one partner in each row. With labels, a row of it is uniform over all candidates with the row's label.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
 from setwise.assignment.smoothing import Mining, Smoothing, best_assignment, best_rows
@@ -46,6 +49,26 @@ class _FenchelYoung(torch.autograd.Function):
         return difference * grad.unsqueeze(-1), None, None, None
 
 
+class _SeveralPartners(torch.autograd.Function):
+    """The same for rows with several true columns [N, M], where Y_gt is uniform over those of a row.
+
+    Ω(Y_gt) of P partners is ½/P if sparse. That of the entropy, -log P, is left out: the loss is then SupCon's.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, theta: Tensor, true: Tensor, smoothing: Smoothing) -> Tensor:
+        best, partners = best_rows(theta, smoothing=smoothing), true.sum(1)
+        ctx.save_for_backward(best.argmax.sub_(true.to(theta.dtype) / partners[:, None]))
+        loss = best.value - theta.masked_fill(~true, 0).sum(1) / partners + best.truth / partners
+        return loss + (loss - loss)
+
+    @staticmethod
+    @one_derivative
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (difference,) = ctx.saved_tensors
+        return difference * grad[:, None], None, None
+
+
 class _RowLosses(torch.autograd.Function):
     """The same for rows, where a kernel computes losses and gradient at once."""
 
@@ -66,19 +89,41 @@ class _RowLosses(torch.autograd.Function):
 structured_loss: Callable[..., Tensor] = _FenchelYoung.apply
 
 
-def take_margin(scores: Tensor, partner: Tensor, margin: float) -> None:
-    """S_m = S + m Y_gt on distances: take m off the true pairs, in place. A constant: no gradient to record."""
+def take_margin(scores: Tensor, truth: Tensor, margin: float) -> None:
+    """S_m = S + m Y_gt on distances: take m off the true pairs, in place. A constant: no gradient to record.
+
+    ``truth``: the true column of each row [N], or, of several, which columns are true [N, M].
+    """
     with torch.no_grad():
-        scores.scatter_add_(1, partner[:, None], scores.new_full((len(scores), 1), -margin))
+        if truth.ndim == 2:
+            scores.add_(truth.to(scores.dtype), alpha=-margin)
+        else:
+            scores.scatter_add_(1, truth[:, None], scores.new_full((len(scores), 1), -margin))
 
 
-def divide(scores: Tensor, partner: Tensor, temperature: Tensor, margin: float, clamp: float | None = None) -> Tensor:
+def divide(scores: Tensor, truth: Tensor, temperature: Tensor, margin: float, clamp: float | None = None) -> Tensor:
     """θ by a temperature with a gradient, which counts margin and clamp; ``scores`` is the caller's to overwrite."""
     if clamp is not None:
         scores = scores.clamp_min(clamp)
     if margin:
-        take_margin(scores, partner, margin)
+        take_margin(scores, truth, margin)
     return scores / temperature
+
+
+def _split(extra: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """Extra negatives that all rows share [M, E], and those of each row's own [N, K, E]; one of them, or none."""
+    if extra is None or extra.ndim == 2:
+        return extra, None
+    return None, extra if extra.shape[1] else None
+
+
+def _scores(x: Tensor, y: Tensor, own: Tensor | None, similarity: Similarity, scale: float = 1.0) -> Tensor:
+    """Score · scale of rows [N, E] against candidates [M, E] and then each against its own [N, K, E]: [N, M + K]."""
+    scores = prepared_scores(x, y, similarity=similarity, scale=scale)
+    if own is None:
+        return scores
+    more = prepared_scores(x[:, None], own, similarity=similarity, scale=scale)  # [N, 1, K]
+    return torch.cat([scores, more.squeeze(1)], 1)
 
 
 def dense_scores(
@@ -91,10 +136,13 @@ def dense_scores(
     margin: float = 0.0,
 ) -> Tensor:
     """θ of anchors [N, E] against the others and the extra negatives, with the margin taken off."""
-    x, y = prepare(anchors, others if extra is None else torch.cat([others, extra]), similarity=similarity)
+    shared, own = _split(extra)
+    x, y = prepare(anchors, others if shared is None else torch.cat([others, shared]), similarity=similarity)
+    if own is not None:
+        (own,) = prepare(own, similarity=similarity)
     if isinstance(temperature, Tensor):
-        return divide(prepared_scores(x, y, similarity=similarity), partner, temperature, margin)
-    theta = prepared_scores(x, y, similarity=similarity, scale=1 / temperature)
+        return divide(_scores(x, y, own, similarity), partner, temperature, margin)
+    theta = _scores(x, y, own, similarity, 1 / temperature)
     if margin:
         take_margin(theta, partner, margin / temperature)
     return theta
@@ -111,9 +159,13 @@ def row_losses(
     margin: float = 0.0,
     clamp: float | None = None,
     block_size: int | None = None,
+    own: Tensor | None = None,
+    labels: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Row-wise loss of each anchor [R] among prepared candidates [M, E], ``partner`` [R] the true column.
 
+    ``own`` [R, K, E]: prepared negatives of each anchor alone. ``labels`` of the anchors [R] and of the first
+    candidates: all of these with its label are an anchor's partners, in place of ``partner``.
     ``itself``: anchor i is candidate itself + i, which it may not choose; None: it is not among the candidates.
     With ``block_size``, anchors are taken that many at a time and their scores computed again in the backward pass:
     memory R·E + block·M instead of R·M.
@@ -126,20 +178,28 @@ def row_losses(
                 candidates,
                 partner[start : start + block_size],
                 None if itself is None else itself + start,
-                *(similarity, smoothing, temperature, margin, clamp),
+                *(similarity, smoothing, temperature, margin, clamp, None),
+                None if own is None else own[start : start + block_size],
+                None if labels is None else (labels[0][start : start + block_size], labels[1]),
                 use_reentrant=False,
                 preserve_rng_state=False,
             )
             for start in range(0, len(anchors), block_size)
         ]
         return torch.cat(parts)
+    truth = partner
+    if labels is not None:
+        truth = labels[0][:, None] == labels[1]
+        if itself is not None:
+            truth.diagonal(itself).fill_(False)
+        truth = pad(truth, (0, len(candidates) - len(labels[1]) + (0 if own is None else own.shape[1])))
     if isinstance(temperature, Tensor):
-        scores = prepared_scores(anchors, candidates, similarity=similarity)
-        theta, margin, clamp = divide(scores, partner, temperature, margin, clamp), 0.0, None
+        scores = _scores(anchors, candidates, own, similarity)
+        theta, margin, clamp = divide(scores, truth, temperature, margin, clamp), 0.0, None
     else:
-        theta = prepared_scores(anchors, candidates, similarity=similarity, scale=1 / temperature)
+        theta = _scores(anchors, candidates, own, similarity, 1 / temperature)
         margin, clamp = margin / temperature, None if clamp is None else clamp / temperature
-    if smoothing != "none" and kernels.have_row_losses(theta):
+    if labels is None and smoothing != "none" and kernels.have_row_losses(theta):
         losses: Tensor = _RowLosses.apply(  # type: ignore[no-untyped-call]
             theta, partner, itself, smoothing == "sparse", margin, clamp
         )
@@ -150,8 +210,11 @@ def row_losses(
         with torch.no_grad():  # no gradient flows into an entry that is never chosen
             theta.diagonal(itself).fill_(-math.inf)
     if margin:
-        take_margin(theta, partner, margin)
-    return structured_loss(theta, partner, "batch-hard", smoothing)
+        take_margin(theta, truth, margin)
+    if labels is None:
+        return structured_loss(theta, truth, "batch-hard", smoothing)
+    several: Tensor = _SeveralPartners.apply(theta, truth, smoothing)  # type: ignore[no-untyped-call]
+    return several
 
 
 def cross_losses(
@@ -166,19 +229,25 @@ def cross_losses(
     clamp: float | None = None,
     block_size: int | None = None,
     processes: Processes | None = None,
+    labels: Tensor | None = None,
 ) -> Tensor:
     """Row losses of z_a among z_b and the extra negatives [N]; symmetric: of z_b among z_a too [2N]. All processes'."""
     first = 0
+    shared, own = _split(extra)
     if processes is not None:
-        temperature = _shared(processes, z_a, extra, temperature)
+        temperature = _shared(processes, z_a, shared, temperature)
         first = processes.rank * len(z_a)
+    if own is not None:
+        (own,) = prepare(own, similarity=similarity)
+    same = None if labels is None else (labels, labels if processes is None else processes.gather(labels))
     partner = torch.arange(first, first + z_a.shape[0], device=z_a.device)
     losses = []
     for anchors, others in [(z_a, z_b), (z_b, z_a)] if symmetric else [(z_a, z_b)]:
         candidates = others if processes is None else processes.gather(others)
-        candidates = candidates if extra is None else torch.cat([candidates, extra])
+        candidates = candidates if shared is None else torch.cat([candidates, shared])
         x, y = prepare(anchors, candidates, similarity=similarity)
-        losses.append(row_losses(x, y, partner, None, similarity, smoothing, temperature, margin, clamp, block_size))
+        options = (similarity, smoothing, temperature, margin, clamp, block_size)
+        losses.append(row_losses(x, y, partner, None, *options, own, same))
     every = torch.cat(losses)
     return every if processes is None else processes.gather(every)
 
@@ -194,24 +263,37 @@ def all_losses(
     clamp: float | None = None,
     block_size: int | None = None,
     processes: Processes | None = None,
+    labels: Tensor | None = None,
 ) -> Tensor:
     """Row losses of all 2N views, each among the 2N - 1 others and the extra negatives [2N]. All processes'."""
     views, first = torch.cat([z_a, z_b]), 0
+    shared, own = _split(extra)
+    if own is not None:
+        (own,) = prepare(own, similarity=similarity)
+        own = torch.cat([own, own])  # both views of an item have its negatives
+    same = None
+    if labels is not None:
+        labels = torch.cat([labels, labels])
+        same = labels, labels if processes is None else processes.gather(labels)
     if processes is None:
-        x, *more = prepare(views, *([] if extra is None else [extra]), similarity=similarity)
+        x, *more = prepare(views, *([] if shared is None else [shared]), similarity=similarity)
         y = torch.cat([x, *more])
     else:
-        temperature = _shared(processes, z_a, extra, temperature)
+        temperature = _shared(processes, z_a, shared, temperature)
         first = processes.rank * len(views)
         x, y = prepare(views, processes.gather(views), similarity=similarity)
     partner = torch.arange(first, first + len(views), device=views.device).roll(len(z_a))
-    losses = row_losses(x, y, partner, first, similarity, smoothing, temperature, margin, clamp, block_size)
+    options = (similarity, smoothing, temperature, margin, clamp, block_size)
+    losses = row_losses(x, y, partner, first, *options, own, same)
     return losses if processes is None else processes.gather(losses)
 
 
-def _shared(processes: Processes, z: Tensor, extra: Tensor | None, temperature: Temperature) -> Temperature:
+def _shared(processes: Processes, z: Tensor, shared: Tensor | None, temperature: Temperature) -> Temperature:
     """The temperature over processes: the mean, so that each gets its whole gradient. Raise on what cannot be."""
-    if extra is not None:
-        raise ValueError("expected no extra_negatives for a loss over many processes, got some; all rows are gathered")
+    if shared is not None:
+        raise ValueError(
+            "expected no extra_negatives of shape (M, E) for a loss over many processes, got some; all rows are "
+            "gathered, and negatives (N, K, E) of each row are taken"
+        )
     processes.check_equal_parts(z)
     return processes.mean(temperature) if isinstance(temperature, Tensor) else temperature
