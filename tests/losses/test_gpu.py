@@ -7,6 +7,15 @@ import setwise as sw
 
 pytestmark = pytest.mark.gpu
 
+
+def labels_of(z: torch.Tensor) -> torch.Tensor:
+    return torch.arange(len(z), device=z.device) // 3
+
+
+def own_of(z: torch.Tensor) -> torch.Tensor:
+    return torch.stack([z.flip(0), z.roll(1, 0)], 1)
+
+
 LOSSES = {
     "infonce": sw.InfoNCE(),
     "infonce-euclidean-symmetric": sw.InfoNCE(similarity="euclidean", symmetric=True),
@@ -14,6 +23,11 @@ LOSSES = {
     "nt-xent-log-mean-sqeuclidean": sw.NTXent(reduction="log-mean", similarity="sqeuclidean", temperature=50.0),
     "nt-xent-blocks": sw.NTXent(block_size=50),
     "sparse-clr": sw.SparseCLR(),
+    "labels-infonce": lambda z_a, z_b: sw.InfoNCE()(z_a, z_b, own_of(z_b), labels_of(z_a)),
+    "labels-nt-xent": lambda z_a, z_b: sw.NTXent()(z_a, z_b, labels=labels_of(z_a)),
+    "labels-sparse-clr": lambda z_a, z_b: sw.SparseCLR(block_size=50)(z_a, z_b, labels=labels_of(z_a)),
+    "labels-set": lambda z_a, z_b: sw.SetContrastive(sw.NTXent())(z_a, z_b, labels=labels_of(z_a)),
+    "own-nt-xent": lambda z_a, z_b: sw.NTXent()(z_a, z_b, own_of(z_b)),
     "triplet": sw.TripletMargin(),
     "nt-logistic": sw.NTLogistic(),
     "qare": sw.QARe(),

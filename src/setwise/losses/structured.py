@@ -271,10 +271,6 @@ def all_losses(
     if own is not None:
         (own,) = prepare(own, similarity=similarity)
         own = torch.cat([own, own])  # both views of an item have its negatives
-    same = None
-    if labels is not None:
-        labels = torch.cat([labels, labels])
-        same = labels, labels if processes is None else processes.gather(labels)
     if processes is None:
         x, *more = prepare(views, *([] if shared is None else [shared]), similarity=similarity)
         y = torch.cat([x, *more])
@@ -283,6 +279,10 @@ def all_losses(
         first = processes.rank * len(views)
         x, y = prepare(views, processes.gather(views), similarity=similarity)
     partner = torch.arange(first, first + len(views), device=views.device).roll(len(z_a))
+    same = None
+    if labels is not None:
+        both = torch.cat([labels, labels])
+        same = both, both if processes is None else processes.gather(both)
     options = (similarity, smoothing, temperature, margin, clamp, block_size)
     losses = row_losses(x, y, partner, first, *options, own, same)
     return losses if processes is None else processes.gather(losses)
