@@ -167,7 +167,7 @@ def counting_worker(rank: int, size: int, folder: str) -> None:
 def compiling_worker(rank: int, size: int, folder: str) -> None:
     start(rank, size, folder)
     results = {}
-    for name in ("infonce", "nt-xent", "qare", "set"):
+    for name in ("infonce", "nt-xent", "qare", "set", "labels-sparse-clr"):
         z_a, z_b = (z.chunk(size)[rank].clone().requires_grad_() for z in embeddings(name))
         loss = sw.distributed(LOSSES[name]())
         for made in (loss, torch.compile(loss, backend="aot_eager", fullgraph=True)):

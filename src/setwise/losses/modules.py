@@ -182,11 +182,14 @@ class InfoNCE(_Loss):
 class NTXent(_Loss):
     """SimCLR's loss, every view among the 2N - 1 others; see ``functional.nt_xent``.
 
-    Use it where both views are augmentations of one image: it has twice the negatives of ``InfoNCE``.
+    Use it where both views are augmentations of one image: it has twice the negatives of ``InfoNCE``. With labels it
+    is SupCon's loss.
 
     Examples:
         >>> sw.NTXent(temperature=0.5)(torch.eye(4), torch.eye(4))
         tensor(0.5944)
+        >>> sw.NTXent(temperature=0.5)(torch.eye(4), torch.eye(4), labels=torch.tensor([0, 0, 1, 1]))
+        tensor(1.9278)
         >>> sw.NTXent(block_size=256)  # for large batches: 256 rows of scores at a time
         NTXent(temperature=0.5, reduction='mean', similarity='cosine', clamp=None, block_size=256)
     """
