@@ -57,9 +57,11 @@ class _SeveralPartners(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, theta: Tensor, true: Tensor, smoothing: Smoothing) -> Tensor:
-        best, partners = best_rows(theta, smoothing=smoothing), true.sum(1)
-        ctx.save_for_backward(best.argmax.sub_(true.to(theta.dtype) / partners[:, None]))
-        loss = best.value - theta.masked_fill(~true, 0).sum(1) / partners + best.truth / partners
+        best, truth = best_rows(theta, smoothing=smoothing), true.to(theta.dtype)
+        partners = truth.sum(1)
+        scores = torch.where(true, theta, 0.0).sum(1)  # a product would be NaN where θ is -inf
+        ctx.save_for_backward(best.argmax.sub_(truth.div_(partners[:, None])))
+        loss = best.value - scores / partners + best.truth / partners
         return loss + (loss - loss)
 
     @staticmethod
@@ -192,7 +194,8 @@ def row_losses(
         truth = labels[0][:, None] == labels[1]
         if itself is not None:
             truth.diagonal(itself).fill_(False)
-        truth = pad(truth, (0, len(candidates) - len(labels[1]) + (0 if own is None else own.shape[1])))
+        unlabelled = len(candidates) - len(labels[1]) + (0 if own is None else own.shape[1])
+        truth = pad(truth, (0, unlabelled)) if unlabelled else truth
     if isinstance(temperature, Tensor):
         scores = _scores(anchors, candidates, own, similarity)
         theta, margin, clamp = divide(scores, truth, temperature, margin, clamp), 0.0, None
