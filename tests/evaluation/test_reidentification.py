@@ -14,7 +14,7 @@ from scipy.spatial.distance import cdist
 from sklearn.metrics import average_precision_score
 
 from setwise.evaluation import matching as module
-from setwise.evaluation.matching import match
+from setwise.evaluation.matching import match, match_ranks
 
 
 def shots(n, m, *, people=12, cameras=3, noise=0.7, seed=0, grid=False):
@@ -136,20 +136,27 @@ def test_ranks_as_market_1501(monkeypatch, with_cameras, seed):
         assert found.rank == pytest.approx(rank)
         assert found.mean_average_precision == pytest.approx(mean)
         assert found.queries == queries < 50
+        alone = match_ranks(z_a, z_b, **names)
+        assert alone.rank == found.rank
+        assert alone.mean_average_precision == pytest.approx(found.mean_average_precision, rel=1e-12)
+        assert alone.queries == queries
     assert 0 < rank[1] < rank[10] < 1
 
 
 @pytest.mark.parametrize("grid", [False, True])
 def test_average_precision_as_scikit_learn_with_ties_too(grid):
     z_a, z_b, names = shots(40, 60, seed=1, grid=grid)
-    near, precisions = -cdist(z_a, z_b).round(12), []
+    near, precisions, places = -cdist(z_a, z_b).round(12), [], []
     for i in range(40):
         same = names["ids_b"] == names["ids_a"][i]
         kept = ~same | (names["cameras_b"] != names["cameras_a"][i])
         if (same & kept).any():
             precisions.append(average_precision_score(same[kept], near[i, kept]))
-    found = match(z_a, z_b, **names)
-    assert found.mean_average_precision == pytest.approx(np.mean(precisions))
+            others = (near[i, ~same] >= near[i, same & kept].max()).sum()  # equally near ones count as nearer
+            places.append(1 + others)
+    for found in (match(z_a, z_b, **names), match_ranks(z_a, z_b, **names)):
+        assert found.mean_average_precision == pytest.approx(np.mean(precisions))
+        assert found.rank == {k: np.mean(np.array(places) <= k) for k in (1, 5, 10)}
 
 
 def test_a_collapsed_encoder_finds_a_partner_by_chance_alone():
@@ -166,6 +173,40 @@ def test_forbidden_partners_come_last():
     assert found.rank == {1: 0.0, 5: 1.0, 10: 1.0}
     assert found.mean_average_precision == 1 / 4
     assert found.accuracy == found.recall == 0.0
+    # Of a gallery of three one is left out: last is second.
+    cameras = {"cameras_a": [0], "cameras_b": [0, 1, 1]}
+    mask = np.array([[False, True, False]])
+    found = match(z[:1].numpy(), z[:3].numpy(), ids_a=[0], ids_b=[0, 0, 1], forbidden=mask, **cameras)
+    assert (found.assignment.tolist(), found.mean_average_precision) == ([2], 1 / 2)
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "euclidean", "sqeuclidean"])
+@pytest.mark.parametrize("grid", [False, True])
+def test_match_ranks_is_the_ranks_of_match_by_blocks(monkeypatch, grid, similarity):
+    z_a, z_b, _ = shots(70, 70, noise=0.1, grid=grid)
+    z_b[:35] = z_a[:35]
+    found = match(z_a, z_b, similarity=similarity)
+    monkeypatch.setattr(module, "BLOCK", 300)
+    alone = match_ranks(z_a, z_b, similarity=similarity)
+    assert (alone.rank, alone.queries) == (found.rank, 70)
+    assert alone.mean_average_precision == pytest.approx(found.mean_average_precision, rel=1e-12)
+    with pytest.raises(ValueError, match="expected ids_a and ids_b for sets of unequal size, got 70 and 69 rows"):
+        match_ranks(z_a, z_b[1:], similarity=similarity)
+
+
+def test_match_ranks_keeps_no_matrix(monkeypatch):
+    seen = []
+    scores = module.scores
+
+    def watched(*sets, similarity):
+        seen.append(scores(*sets, similarity=similarity))
+        return seen[-1]
+
+    monkeypatch.setattr(module, "scores", watched)
+    monkeypatch.setattr(module, "BLOCK", 1000)
+    z_a, z_b, names = shots(90, 100)
+    match_ranks(z_a, z_b, **names)
+    assert [tuple(x.shape) for x in seen] == [(10, 100)] * 9
 
 
 # --- who is right

@@ -166,7 +166,7 @@ def match(
     protocol does: neither assigned, nor counted in ranks, nor true.
 
     Exact, O(N^3) at worst: N = 1,000, E = 64 takes 0.06 s on one core where most rows come out right, 0.1 s where none
-    do. It needs up to three matrices of N x M float64; :func:`retrieval` gives the ranks alone, by blocks.
+    do. It needs up to three matrices of N x M float64; :func:`match_ranks` gives the ranks alone, by blocks.
 
     Examples:
         >>> a = torch.tensor([[0.0], [1.0], [2.0]])
@@ -214,6 +214,53 @@ def match(
         costs=torch.from_numpy(costs),
         price=None if price is None else float(price),
     )
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """How near the true partners of the queries are: ``rank``, ``mean_average_precision``, ``queries``.
+
+    They are those of :class:`Matching`; the first two are None without queries.
+    """
+
+    rank: dict[int, float] | Any
+    mean_average_precision: Known
+    queries: int
+
+
+def match_ranks(
+    z_a: Array,
+    z_b: Array,
+    *,
+    ids_a: Names | None = None,
+    ids_b: Names | None = None,
+    cameras_a: Names | None = None,
+    cameras_b: Names | None = None,
+    similarity: Similarity = "euclidean",
+) -> Ranks:
+    """The ranks that :func:`match` gives, without an assignment, for sets of any size.
+
+    Costs are computed by blocks of rows and not kept: N = M = 20,000, E = 128 takes 50 s on one core and 0.25 GB.
+
+    Examples:
+        >>> from setwise.evaluation import match_ranks
+        >>> gallery = torch.tensor([[0.1], [0.9], [5.0]])
+        >>> match_ranks(torch.tensor([[0.0], [1.0]]), gallery, ids_a=["ann", "bob"], ids_b=["ann", "dan", "bob"])
+        Ranks(rank={1: 0.5, 5: 1.0, 10: 1.0}, mean_average_precision=0.6666666666666666, queries=2)
+    """
+    x, y = _on_cpu(z_a, z_b, similarity)
+    truth = _truth(len(x), len(y), ids_a, ids_b, cameras_a, cameras_b)
+    if truth is None:
+        raise ValueError(
+            f"expected ids_a and ids_b for sets of unequal size, got {len(x)} and {len(y)} rows and no ids"
+        )
+    largest = 1.0
+    if similarity != "cosine":  # the largest distance, or a little more
+        largest = sum(float((z - y.mean(0)).norm(dim=1).max()) for z in (x, y))
+        largest = largest**2 if similarity == "sqeuclidean" else largest
+    costs = ((rows, -scores(x[rows], y, similarity=similarity).numpy()) for rows in _blocks(len(x), len(y)))
+    ranked = _ranked(costs, truth, ROUNDING * largest)
+    return Ranks(ranked.curve(), ranked.mean(), ranked.queries())
 
 
 def match_quadratic(
