@@ -14,7 +14,7 @@ from scipy.spatial.distance import cdist
 from sklearn.metrics import average_precision_score
 
 from setwise.evaluation import matching as module
-from setwise.evaluation.matching import match, match_ranks
+from setwise.evaluation.matching import match, match_quadratic, match_ranks
 
 
 def shots(n, m, *, people=12, cameras=3, noise=0.7, seed=0, grid=False):
@@ -263,6 +263,19 @@ def test_names_and_arrays_of_any_kind_are_the_same():
 def test_identities_that_are_rows_are_the_default():
     z_a, z_b, _ = shots(30, 30)
     assert repr(match(z_a, z_b)) == repr(match(z_a, z_b, ids_a=range(30), ids_b=range(30)))
+
+
+def test_quadratic_matching_counts_identities():
+    z_a, z_b, names = shots(30, 30)
+    ids = {name: names[name] for name in ("ids_a", "ids_b")}
+    found = match_quadratic(z_a, z_b, weight=4.0, **ids)
+    plain = match_quadratic(torch.tensor(z_a), torch.tensor(z_b), weight=4.0)
+    assert found.assignment.tolist() == plain.assignment.tolist()
+    assert found.accuracy == np.mean(names["ids_a"] == names["ids_b"][found.assignment]) != plain.accuracy
+    linear = match(z_a, z_b).assignment
+    assert found.linear_accuracy == np.mean(names["ids_a"] == names["ids_b"][linear])
+    with pytest.raises(ValueError, match="expected z_b of 30 rows like z_a, got 20"):
+        match_quadratic(z_a, z_b[:20], weight=1.0, ids_a=ids["ids_a"], ids_b=ids["ids_b"][:20])
 
 
 # --- what is shown
