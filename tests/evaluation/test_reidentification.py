@@ -167,6 +167,11 @@ def test_a_collapsed_encoder_finds_a_partner_by_chance_alone():
     assert found.accuracy < 0.2
 
 
+def test_true_partners_do_not_stand_in_each_others_way():
+    found = match_ranks(np.zeros((1, 2)), np.array([[0.0, 0], [0, 0], [1, 0]]), ids_a=[7], ids_b=[7, 7, 8])
+    assert (found.rank[1], found.mean_average_precision) == (1.0, 1.0)
+
+
 def test_forbidden_partners_come_last():
     z = torch.arange(4.0)[:, None]
     found = match(z, z, forbidden=torch.eye(4, dtype=torch.bool))

@@ -165,7 +165,7 @@ def match(
     ``cameras_b`` leave out, of each row, the columns of the same identity and the same camera, as Market-1501's
     protocol does: neither assigned, nor counted in ranks, nor true.
 
-    Exact, O(N^3) at worst: N = 1,000, E = 64 takes 0.06 s on one core where most rows come out right, 0.1 s where none
+    Exact, O(N^3) at worst: N = 1,000, E = 64 takes 0.09 s on one core where most rows come out right, 0.13 s where none
     do. It needs up to three matrices of N x M float64; :func:`match_ranks` gives the ranks alone, by blocks.
 
     Examples:
