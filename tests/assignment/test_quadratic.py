@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.optimize import quadratic_assignment
 from torch import Tensor
 
 from setwise.assignment import heuristics, proof, quadratic
@@ -224,6 +225,82 @@ def test_large_problem_recovers_a_relabelling() -> None:
     assert solution.value == pytest.approx(distances.square().sum().item())
 
 
+# --- unequal sizes, pairs that are given
+
+
+def injections(n: int, m: int) -> list[tuple[int, ...]]:
+    """All ways to give min(n, m) of n rows a column of their own, -1 for the others."""
+    if n <= m:
+        return list(permutations(range(m), n))
+    found = []
+    for rows in permutations(range(n), m):
+        p = [-1] * n
+        for column, row in enumerate(rows):
+            p[row] = column
+        found.append(tuple(p))
+    return found
+
+
+def partial_loops(a: Tensor, b: Tensor, linear: Tensor, p: tuple[int, ...]) -> float:
+    rows = [i for i in range(len(p)) if p[i] >= 0]
+    pairs = sum(float(a[i, j] * b[p[i], p[j]]) for i in rows for j in rows)
+    return pairs + sum(float(linear[i, p[i]]) for i in rows)
+
+
+@pytest.mark.parametrize("method", ["exact", "tabu", "faq"])
+@pytest.mark.parametrize("maximize", [False, True])
+@pytest.mark.parametrize("given", [0, 1, 2])
+@pytest.mark.parametrize(("n", "m"), [(2, 2), (2, 5), (5, 4), (4, 4)])
+def test_unequal_sizes_and_given_pairs_are_enumeration(n: int, m: int, given: int, maximize: bool, method: str) -> None:
+    for seed in range(2):
+        a, b, linear = problem(6, seed)
+        a, b, linear = a[:n, :n], b[:m, :m], linear[:n, :m]
+        generator = torch.Generator().manual_seed(seed)
+        pairs = torch.stack([torch.randperm(size, generator=generator)[:given] for size in (n, m)], 1)
+        allowed = [p for p in injections(n, m) if all(p[i] == j for i, j in pairs.tolist())]
+        values = [partial_loops(a, b, linear, p) for p in allowed]
+        best = max(values) if maximize else min(values)
+        solution = solve_quadratic(a, b, linear, maximize=maximize, method=method, partial_match=pairs)
+        found = tuple(solution.permutation.tolist())
+        assert found in allowed
+        assert solution.value == pytest.approx(partial_loops(a, b, linear, found))
+        assert quadratic_objective(a, b, solution.permutation, linear).item() == pytest.approx(solution.value)
+        assert solution.optimal == (method == "exact")
+        if method == "faq":
+            start = torch.tensor(allowed[int(np.argmax(values) if maximize else np.argmin(values))])
+            options = {"method": "faq", "initial": start, "partial_match": pairs}
+            assert solve_quadratic(a, b, linear, maximize=maximize, **options).value == pytest.approx(best)
+        else:
+            assert solution.value == pytest.approx(best)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("given", [1, 5, 12, 20])
+def test_given_pairs_are_kept_and_the_rest_is_as_good_as_scipys(given: int, seed: int) -> None:
+    a, b, _ = problem(20, seed)
+    generator = torch.Generator().manual_seed(seed)
+    pairs = torch.stack([torch.randperm(20, generator=generator)[:given] for _ in range(2)], 1)
+    ours = solve_quadratic(a, b, partial_match=pairs)
+    assert ours.permutation[pairs[:, 0]].tolist() == pairs[:, 1].tolist()
+    assert sorted(ours.permutation.tolist()) == list(range(20))
+    in_order = pairs[pairs[:, 0].argsort()].numpy()  # scipy 1.17's 2opt loses pairs whose rows do not ascend
+    for method in ("faq", "2opt"):
+        options = {"partial_match": in_order, "rng": np.random.default_rng(seed)}
+        theirs = quadratic_assignment(a.numpy(), b.numpy(), method=method, options=options)
+        assert theirs.col_ind[in_order[:, 0]].tolist() == in_order[:, 1].tolist()
+        assert ours.value <= theirs.fun + 1e-9
+
+
+@pytest.mark.parametrize(("n", "m"), [(6, 6), (4, 6), (6, 4)])
+def test_initial_permutation_of_a_part_is_the_start(monkeypatch: pytest.MonkeyPatch, n: int, m: int) -> None:
+    monkeypatch.setattr(quadratic, "descend", lambda a, b, linear, rng, start: start)
+    a, b, linear = problem(6, 0)
+    for p in injections(n, m)[::37]:
+        pairs = torch.tensor([[i, j] for i, j in enumerate(p) if j in (1, 2)]).reshape(-1, 2)
+        options = {"method": "faq", "initial": torch.tensor(p), "partial_match": pairs}
+        assert solve_quadratic(a[:n, :n], b[:m, :m], linear[:n, :m], **options).permutation.tolist() == list(p)
+
+
 # --- invariances, ties, precision
 
 
@@ -312,8 +389,21 @@ def test_errors() -> None:
     x, large, swap = torch.rand(4, 4), torch.rand(17, 17), torch.tensor([1, 0, 2, 3])
     for call, message in (
         (lambda: solve_quadratic(x[:, :3], x), r"expected a to be square, of shape \(\.\.\., N, N\), got \(4, 3\)"),
-        (lambda: solve_quadratic(x, x[:3, :3]), r"expected b of shape \(4, 4\) like a, got \(3, 3\)"),
-        (lambda: solve_quadratic(x, x, x[:3, :3]), r"expected linear of shape \(4, 4\) like a, got \(3, 3\)"),
+        (lambda: solve_quadratic(x, x[:, :3]), r"expected b to be square"),
+        (lambda: solve_quadratic(x, x, x[:3, :3]), r"expected linear of shape \(4, 4\) like a and b, got \(3, 3\)"),
+        (lambda: solve_quadratic(x, x, partial_match=swap), r"expected partial_match of shape \(K, 2\)"),
+        (
+            lambda: solve_quadratic(x, x, partial_match=[(0, 1)]),
+            r"expected partial_match of shape \(K, 2\) .* got list",
+        ),
+        (lambda: solve_quadratic(x, x, partial_match=torch.tensor([[0, 4]])), r"columns of 0\.\.3, each at most once"),
+        (lambda: solve_quadratic(x, x, partial_match=torch.tensor([[2, 1], [2, 0]])), r"rows of 0\.\.3, each at most"),
+        (
+            lambda: solve_quadratic(x, x, method="faq", initial=swap, partial_match=torch.tensor([[0, 0]])),
+            "expected initial to have the pairs of partial_match",
+        ),
+        (lambda: quadratic_objective(x, x[:3, :3], swap), r"columns of 0\.\.2, each at most once, and 1 of -1"),
+        (lambda: quadratic_objective(x[:3, :3], x, swap[:3] - 1), r"columns of 0\.\.3, each at most once, got"),
         (lambda: solve_quadratic(x.expand(2, 4, 4), x), r"one problem at a time, got \(2, 4, 4\)"),
         (lambda: solve_quadratic(x, x.double()), "expected b of dtype torch.float32 like a"),
         (lambda: solve_quadratic(x.long(), x), "expected a of a floating-point dtype, got torch.int64"),

@@ -3,12 +3,13 @@
 from setwise.evaluation.export import load_encoder
 from setwise.evaluation.features import extract, frozen
 from setwise.evaluation.knn import knn_accuracy
-from setwise.evaluation.matching import Matching, match, match_quadratic
+from setwise.evaluation.matching import Matching, Ranks, match, match_quadratic, match_ranks
 from setwise.evaluation.probe import ProbeResult, linear_probe
 
 __all__ = [
     "Matching",
     "ProbeResult",
+    "Ranks",
     "extract",
     "frozen",
     "knn_accuracy",
@@ -16,4 +17,5 @@ __all__ = [
     "load_encoder",
     "match",
     "match_quadratic",
+    "match_ranks",
 ]

@@ -10,62 +10,113 @@ about 1/N right, not all. Ranks count a column that is as near as the true one a
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from setwise.assignment import quadratic_objective, solve_linear, solve_quadratic
-from setwise.checks import check_embeddings, check_floating, check_number
+from setwise.assignment import quadratic_objective, solve_quadratic
+from setwise.assignment.linear import best_columns
+from setwise.checks import check_floating, check_matrix, check_number, check_same_kind, imported, see
 from setwise.similarity import Similarity, check_similarity, scores
 
+Array: TypeAlias = Tensor | NDArray[Any]
+Names: TypeAlias = Array | Sequence[int] | Sequence[str]  # one identity or camera a row
+Known: TypeAlias = float | Any  # None where the truth is not known; as typeshed has it, users need not ask each time
 Floats: TypeAlias = NDArray[np.float64]
 Ints: TypeAlias = NDArray[np.int64]
+Bools: TypeAlias = NDArray[np.bool_]
 
 RANKS = (1, 5, 10)  # what re-identification papers report
 WEIGHTS = (0.0, 1.0, 4.0, 16.0, 64.0)  # of unit vectors: below 1 hardly a match changes, above 64 only structure counts
 ROUNDING = 1e-12  # costs closer than this share of the largest are equal: products of equal rows differ in last digits
+BLOCK = 2**22  # costs at a time where all are not needed: 32 MiB
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Matching:
-    """How two sets of N items are matched; row i of both is the same item.
+    """How a set of N items is matched to one of M. What needs the truth is None where that is not known.
 
-    ``assignment``              the column of each row in the cheapest assignment, Eq. (2); a LongTensor [N], CPU
-    ``accuracy``                share of rows that it puts on their true partner
-    ``cost``                    its total cost
+    ``assignment``              the column of each row in the cheapest assignment, or -1; a LongTensor [N], CPU
+    ``cost``                    its total cost, with the price of each row that it leaves alone
+    ``accuracy``                share of rows that are right: on a true partner, or alone where there is none
+    ``precision``               share of its pairs that are right; None without pairs
+    ``recall``                  its right pairs, of the most that a one-to-one assignment can have
+    ``correct``                 which rows are right; a bool tensor [N]
     ``greedy_assignment``       the same where, again and again, the closest pair of what is left is taken
-    ``greedy_accuracy``         its share of true partners
-    ``greedy_gap``              (its cost - ``cost``) / abs(``cost``) >= 0; 0 if equal, inf if only ``cost`` is 0
-    ``rank``                    {k: share of rows with their true partner among the k nearest columns}, the CMC curve
-    ``mean_average_precision``  one true partner a row, so the mean of 1 / rank of the true partner
-    ``costs``                   all costs [N, N], float64, CPU
+    ``greedy_accuracy``         its share of rows that are right
+    ``greedy_gap``              (its cost - ``cost``) / abs(``cost``) >= 0; 0 if equal, inf if only ``cost`` is 0, None
+                                if it has fewer pairs and rows left alone have no price
+    ``rank``                    {k: share of queries with a true partner among the k nearest columns}, the CMC curve
+    ``mean_average_precision``  mean over queries, of the precision at each true partner
+    ``queries``                 how many rows have a true partner: the others have no rank
+    ``costs``                   all costs [N, M], float64, CPU; inf for pairs that are forbidden or left out
+    ``price``                   of a row that is left alone, or None
 
     For ranks each row chooses among all columns on its own, and columns as near as the true one count as nearer.
     """
 
-    assignment: Tensor = field(repr=False)
-    accuracy: float
+    assignment: Tensor
     cost: float
-    greedy_assignment: Tensor = field(repr=False)
-    greedy_accuracy: float
-    greedy_gap: float
-    rank: dict[int, float]
-    mean_average_precision: float
-    costs: Tensor = field(repr=False)
+    accuracy: Known
+    precision: Known
+    recall: Known
+    correct: Tensor | Any
+    greedy_assignment: Tensor
+    greedy_accuracy: Known
+    greedy_gap: Known
+    rank: dict[int, float] | Any
+    mean_average_precision: Known
+    queries: int | Any
+    costs: Tensor
+    price: float | None
 
     @cached_property
     def margin(self) -> float:
         """How much more the second-best assignment costs than the best: 0 where the best is not unique (to rounding).
 
-        Exact; infinite for N = 1. Computed from shortest paths when first used: 0.02 to 0.08 s for N = 1,000.
+        Exact; infinite where there is no other. Without a price, only assignments with as many pairs count. Computed
+        from shortest paths when first used: 0.02 to 0.08 s for N = 1,000.
         """
-        return _margin(self.costs.numpy(), self.assignment.numpy())
+        return _margin(self.costs.numpy(), self.assignment.numpy(), self.price)
+
+    @cached_property
+    def margins(self) -> Tensor:
+        """How much more each row's nearest other column costs than the one it got, [N]; NaN for a row without one.
+
+        Negative where the row had to leave a nearer column to another row.
+        """
+        costs, p = self.costs.clone(), self.assignment[:, None]
+        own = costs.gather(1, p.clamp_min(0))
+        others = costs.scatter_(1, p.clamp_min(0), math.inf).amin(1)
+        return torch.where(self.assignment < 0, math.nan, others - own[:, 0])
+
+    def __repr__(self) -> str:
+        """The sizes, the pairs, and what is known of them."""
+        pairs = int((self.assignment >= 0).sum())
+        shown: dict[str, Known] = {"cost": self.cost, "accuracy": self.accuracy}
+        shown |= {"precision": self.precision, "recall": self.recall}
+        shown |= {"rank1": (self.rank or {}).get(1), "mAP": self.mean_average_precision}
+        known = "".join(f", {name}={round(x, 4)}" for name, x in shown.items() if x is not None)
+        return f"Matching({pairs} pairs of {len(self.costs)} x {self.costs.shape[1]}{known})"
+
+    def to_dataframe(self) -> Any:
+        """A pandas DataFrame, one line a row: ``column`` (-1 for none), ``cost``, ``margin``, and ``correct`` if known.
+
+        A row without a column has cost and margin NaN. It needs the package pandas.
+        """
+        pandas = imported("pandas", "pandas", see("how-to/your-data#re-identification"))
+        cost = self.costs.gather(1, self.assignment[:, None].clamp_min(0))[:, 0]
+        cost = torch.where(self.assignment < 0, math.nan, cost)
+        table = {"column": self.assignment, "cost": cost, "margin": self.margins}
+        if self.correct is not None:
+            table["correct"] = self.correct
+        return pandas.DataFrame({name: x.numpy() for name, x in table.items()})
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,42 +135,142 @@ class QuadraticMatching:
     linear_objective: float
 
 
-def match(z_a: Tensor, z_b: Tensor, *, similarity: Similarity = "euclidean") -> Matching:
+def match(
+    z_a: Array,
+    z_b: Array,
+    *,
+    ids_a: Names | None = None,
+    ids_b: Names | None = None,
+    cameras_a: Names | None = None,
+    cameras_b: Names | None = None,
+    forbidden: Array | None = None,
+    price: float | None = None,
+    similarity: Similarity = "euclidean",
+) -> Matching:
     r"""Match two sets one to one by their costs alone, Eq. (2), and say how many rows come out right.
 
         min_{Y in Pi} tr(C Y^T),    C = -scores
+        min over partial Y of tr(C Y^T) + price * (rows without a column)        with ``price``
 
-    ``z_a``, ``z_b`` [N, E] are the two views of the same N items in the same order, on any device. Exact, O(N^3) at
-    worst: N = 1,000, E = 64 takes 0.06 s on one core where most rows come out right, 0.1 s where none do.
+    ``z_a`` [N, E] and ``z_b`` [M, E] are tensors, on any device, or numpy arrays. The N rows are the queries of
+    re-identification and the M columns its gallery. The smaller set is matched as a whole, unless
+
+    - ``forbidden``, a bool mask [N, M], excludes pairs: then as many rows as possible get a column. For ranks such
+      pairs come last;
+    - ``price``, in units of the costs, is what a row without a column costs. No pair that costs as much is made. It is
+      exact: min(C - price, 0) is solved, where a pair of cost 0 is none. For cosine, -0.5 asks for a similarity of 0.5.
+
+    ``ids_a`` and ``ids_b``, integers or strings, say who is who; any number of rows and columns may share an identity.
+    Without them row i of both is the same item if N = M, and nothing is known otherwise. ``cameras_a`` and
+    ``cameras_b`` leave out, of each row, the columns of the same identity and the same camera, as Market-1501's
+    protocol does: neither assigned, nor counted in ranks, nor true.
+
+    Exact, O(N^3) at worst: N = 1,000, E = 64 takes 0.09 s on one core where most rows come out right, 0.13 s where none
+    do. It needs up to three matrices of N x M float64; :func:`match_ranks` gives the ranks alone, by blocks.
 
     Examples:
         >>> a = torch.tensor([[0.0], [1.0], [2.0]])
         >>> found = sw.match(a, torch.tensor([[0.1], [2.1], [1.2]]))  # the second and third are confused
         >>> found.assignment, round(found.accuracy, 2), found.margin
         (tensor([0, 2, 1]), 0.33, 1.5999999046325684)
+        >>> gallery = torch.tensor([[9.0], [0.1], [2.0]])
+        >>> sw.match(a, gallery, ids_a=["ann", "bob", "cy"], ids_b=["dan", "ann", "cy"], price=0.5)
+        Matching(2 pairs of 3 x 3, cost=0.6, accuracy=1.0, precision=1.0, recall=1.0, rank1=1.0, mAP=1.0)
     """
     z_a, z_b = _on_cpu(z_a, z_b, similarity)
+    n, m = len(z_a), len(z_b)
+    truth = _truth(n, m, ids_a, ids_b, cameras_a, cameras_b)
+    if price is not None:
+        check_number(price, "price")
     costs = -scores(z_a, z_b, similarity=similarity).numpy()
-    rows = np.arange(len(costs))
-    best, greedy = _cheapest(costs), _greedy(costs)
-    cost, greedy_cost = (math.fsum(costs[rows, p]) for p in (best, greedy))
-    own = costs.diagonal()[:, None]
-    ranks = np.count_nonzero(costs <= own + _rounding(costs), axis=1)
+    equal = _rounding(costs)
+    if forbidden is not None:
+        costs[_mask(forbidden, n, m)] = np.inf
+    if truth is not None and truth.cameras is not None:
+        for rows in _blocks(n, m):
+            costs[rows][truth.left_out(rows)] = np.inf
+    best, greedy = _cheapest(costs, price), _greedy(costs, price)
+    cost, greedy_cost = (_total(costs, p, price) for p in (best, greedy))
+    comparable = price is not None or (best < 0).sum() == (greedy < 0).sum()
+    ranked = None if truth is None else _ranked(((rows, costs[rows].copy()) for rows in _blocks(n, m)), truth, equal)
+    correct = greedy_correct = precision = recall = None
+    if truth is not None and ranked is not None:
+        correct, greedy_correct = (np.where(p < 0, ranked.first == 0, truth.same(p)) for p in (best, greedy))
+        right, pairs, most = int(truth.same(best).sum()), int((best >= 0).sum()), truth.most_pairs()
+        precision, recall = right / pairs if pairs else None, right / most if most else None
     return Matching(
         assignment=torch.from_numpy(best),
-        accuracy=_accuracy(best),
         cost=cost,
+        accuracy=None if correct is None else float(correct.mean()),
+        precision=precision,
+        recall=recall,
+        correct=None if correct is None else torch.from_numpy(correct),
         greedy_assignment=torch.from_numpy(greedy),
-        greedy_accuracy=_accuracy(greedy),
-        greedy_gap=_gap(greedy_cost, cost),
-        rank={k: float((ranks <= k).mean()) for k in RANKS},
-        mean_average_precision=float((1 / ranks).mean()),
+        greedy_accuracy=None if greedy_correct is None else float(greedy_correct.mean()),
+        greedy_gap=_gap(greedy_cost, cost) if comparable else None,
+        rank=None if ranked is None else ranked.curve(),
+        mean_average_precision=None if ranked is None else ranked.mean(),
+        queries=None if ranked is None else ranked.queries(),
         costs=torch.from_numpy(costs),
+        price=None if price is None else float(price),
     )
 
 
+@dataclass(frozen=True)
+class Ranks:
+    """How near the true partners of the queries are: ``rank``, ``mean_average_precision``, ``queries``.
+
+    They are those of :class:`Matching`; the first two are None without queries.
+    """
+
+    rank: dict[int, float] | Any
+    mean_average_precision: Known
+    queries: int
+
+
+def match_ranks(
+    z_a: Array,
+    z_b: Array,
+    *,
+    ids_a: Names | None = None,
+    ids_b: Names | None = None,
+    cameras_a: Names | None = None,
+    cameras_b: Names | None = None,
+    similarity: Similarity = "euclidean",
+) -> Ranks:
+    """The ranks that :func:`match` gives, without an assignment, for sets of any size.
+
+    Costs are computed by blocks of rows and not kept: N = M = 20,000, E = 128 takes 50 s on one core and 0.25 GB.
+
+    Examples:
+        >>> from setwise.evaluation import match_ranks
+        >>> gallery = torch.tensor([[0.1], [0.9], [5.0]])
+        >>> match_ranks(torch.tensor([[0.0], [1.0]]), gallery, ids_a=["ann", "bob"], ids_b=["ann", "dan", "bob"])
+        Ranks(rank={1: 0.5, 5: 1.0, 10: 1.0}, mean_average_precision=0.6666666666666666, queries=2)
+    """
+    x, y = _on_cpu(z_a, z_b, similarity)
+    truth = _truth(len(x), len(y), ids_a, ids_b, cameras_a, cameras_b)
+    if truth is None:
+        raise ValueError(
+            f"expected ids_a and ids_b for sets of unequal size, got {len(x)} and {len(y)} rows and no ids"
+        )
+    largest = 1.0
+    if similarity != "cosine":  # the largest distance, or a little more
+        largest = sum(float((z - y.mean(0)).norm(dim=1).max()) for z in (x, y))
+        largest = largest**2 if similarity == "sqeuclidean" else largest
+    costs = ((rows, -scores(x[rows], y, similarity=similarity).numpy()) for rows in _blocks(len(x), len(y)))
+    ranked = _ranked(costs, truth, ROUNDING * largest)
+    return Ranks(ranked.curve(), ranked.mean(), ranked.queries())
+
+
 def match_quadratic(
-    z_a: Tensor, z_b: Tensor, *, weight: float, similarity: Similarity = "euclidean"
+    z_a: Array,
+    z_b: Array,
+    *,
+    weight: float,
+    ids_a: Names | None = None,
+    ids_b: Names | None = None,
+    similarity: Similarity = "euclidean",
 ) -> QuadraticMatching:
     r"""Match two sets by their items and by their structure, Eq. (5) in the direction that is consistent.
 
@@ -129,6 +280,9 @@ def match_quadratic(
     Y^T). Eq. (5) as printed minimises both terms over distances, which sends near pairs to far ones; that is a
     negative ``weight`` here. The 1/N keeps the two terms in proportion as sets grow. Cosine has no unit; for
     Euclidean distances a weight counts in 1 / distance, so scaling both sets by t needs weight / t.
+
+    ``ids_a`` and ``ids_b`` are those of :func:`match`. Both sets have N items: with items to spare, the structure term
+    would choose those that are far from each other, whatever the other set is like.
 
     A heuristic, Frank-Wolfe from the linear optimum and then swaps of two: the objective is never below the linear
     optimum's, and weight 0 is the linear optimum. N = 220 takes about 0.02 s on one core (0.1 s for a negative weight),
@@ -144,6 +298,9 @@ def match_quadratic(
     z_a, z_b = _on_cpu(z_a, z_b, similarity)
     check_number(weight, "weight")
     n = len(z_a)
+    truth = _truth(n, len(z_b), ids_a, ids_b, None, None)
+    if truth is None or len(z_b) != n:
+        raise ValueError(f"expected z_b of {n} rows like z_a, got {len(z_b)}; match takes sets of unequal size")
     s, s_a, s_b = (scores(x, y, similarity=similarity) for x, y in ((z_a, z_b), (z_a, z_a), (z_b, z_b)))
     linear = assignment = _cheapest(-s.numpy())
     if weight and n > 1:
@@ -165,9 +322,9 @@ def match_quadratic(
     assignment = max(linear, assignment, key=objective)  # as good to the last digit
     return QuadraticMatching(
         assignment=torch.from_numpy(assignment),
-        accuracy=_accuracy(assignment),
+        accuracy=float(truth.same(assignment).mean()),
         objective=objective(assignment),
-        linear_accuracy=_accuracy(linear),
+        linear_accuracy=float(truth.same(linear).mean()),
         linear_objective=objective(linear),
     )
 
@@ -195,13 +352,152 @@ def choose_weight(
     return float(max(sorted(weights), key=mean_accuracy))
 
 
-def _on_cpu(z_a: Tensor, z_b: Tensor, similarity: Similarity) -> tuple[Tensor, Tensor]:
-    check_embeddings(z_a, z_b)
+class _Truth(NamedTuple):
+    """Identity and camera of each row and column, numbered from 0; cameras are None if they do not matter."""
+
+    a: Ints
+    b: Ints
+    cameras: tuple[Ints, Ints] | None = None
+
+    def left_out(self, rows: slice) -> Bools | None:
+        """The pairs [rows, M] of one identity in one camera; None without cameras."""
+        if self.cameras is None:
+            return None
+        out: Bools = (self.a[rows, None] == self.b) & (self.cameras[0][rows, None] == self.cameras[1])
+        return out
+
+    def same(self, p: Ints) -> Bools:
+        """Which rows [N] have a true partner in the column that ``p`` gives them; no pair of ``p`` is left out."""
+        same: Bools = (p >= 0) & (self.a == self.b[p])
+        return same
+
+    def most_pairs(self) -> int:
+        """The most true pairs that a one-to-one assignment can have.
+
+        Of one identity, rows and columns that have no pair among them are all rows, all columns, or all of one camera.
+        What remains beside the largest such group is the answer (König 1931).
+        """
+        size = int(max(self.a.max(), self.b.max())) + 1
+        in_a, in_b = np.bincount(self.a, minlength=size), np.bincount(self.b, minlength=size)
+        largest = np.maximum(in_a, in_b)
+        if self.cameras is not None:
+            cameras = np.concatenate(self.cameras)
+            groups = np.concatenate((self.a, self.b)) * (cameras.max() + 1) + cameras
+            group, count = np.unique(groups, return_counts=True)
+            np.maximum.at(largest, group // (cameras.max() + 1), count)
+        return int((in_a + in_b - largest).sum())
+
+
+class _Ranked(NamedTuple):
+    """The place of each row's nearest true partner [N], 0 for none, and its average precision."""
+
+    first: Ints
+    precision: Floats
+
+    def queries(self) -> int:
+        return int((self.first > 0).sum())
+
+    def curve(self) -> dict[int, float] | None:
+        first = self.first[self.first > 0]
+        return {k: float((first <= k).mean()) for k in RANKS} if len(first) else None
+
+    def mean(self) -> float | None:
+        return float(self.precision[self.first > 0].mean()) if self.queries() else None
+
+
+def _ranked(blocks: Iterator[tuple[slice, Floats]], truth: _Truth, equal: float) -> _Ranked:
+    """Ranks of the rows, whose costs come in ``blocks`` and are overwritten; costs within ``equal`` are equal.
+
+    Precision at a true partner counts all columns that are as near, as scikit-learn's average precision does.
+    """
+    first, precision = np.zeros(len(truth.a), dtype=np.int64), np.zeros(len(truth.a))
+    for rows, costs in blocks:
+        true = truth.a[rows, None] == truth.b
+        kept = np.full(len(costs), costs.shape[1])
+        if (out := truth.left_out(rows)) is not None:
+            true &= ~out
+            kept -= out.sum(1)
+            costs[out] = np.inf
+        partners = [np.sort(row[which]) for row, which in zip(costs, true, strict=True)]
+        costs.sort(1)
+        for i, (row, own, most) in enumerate(zip(costs, partners, kept, strict=True), rows.start):
+            if len(own):
+                nearer = np.minimum(row.searchsorted(own + equal, "right"), most)
+                right = own.searchsorted(own + equal, "right")
+                first[i] = nearer[0] - right[0] + 1
+                precision[i] = (right / nearer).mean()
+    return _Ranked(first, precision)
+
+
+def _blocks(n: int, m: int) -> Iterator[slice]:
+    """Rows at a time, of N rows of M costs."""
+    step = max(1, BLOCK // m)
+    return (slice(i, min(i + step, n)) for i in range(0, n, step))
+
+
+def _truth(
+    n: int, m: int, ids_a: Names | None, ids_b: Names | None, cameras_a: Names | None, cameras_b: Names | None
+) -> _Truth | None:
+    """What is known: the identities given, or that row i of both is the same item; None if nothing is."""
+    for a, b, what in ((ids_a, ids_b, "ids"), (cameras_a, cameras_b, "cameras")):
+        if (a is None) != (b is None):
+            missing = f"{what}_a" if a is None else f"{what}_b"
+            raise ValueError(f"expected {what}_a and {what}_b together, got no {missing}; give both or neither")
+    if ids_a is None or ids_b is None:
+        if cameras_a is not None:
+            raise ValueError("expected ids_a and ids_b with cameras, got none; without them no pair is left out")
+        return _Truth(np.arange(n), np.arange(n)) if n == m else None
+    ids = _numbered(ids_a, ids_b, n, m, "ids")
+    if cameras_a is None or cameras_b is None:
+        return _Truth(*ids)
+    return _Truth(*ids, _numbered(cameras_a, cameras_b, n, m, "cameras"))
+
+
+def _numbered(a: Names, b: Names, n: int, m: int, what: str) -> tuple[Ints, Ints]:
+    """Numbers from 0 in place of two lists of names, equal where these are."""
+    both = []
+    for values, length, name in ((a, n, f"{what}_a"), (b, m, f"{what}_b")):
+        names = np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values)
+        if names.shape != (length,) or names.dtype.kind not in "iuU":
+            got = f"{names.dtype} of shape {names.shape}"
+            raise ValueError(f"expected {name} to be {length} integers or strings, one a row, got {got}")
+        both.append(names)
+    if (both[0].dtype.kind == "U") != (both[1].dtype.kind == "U"):
+        raise ValueError(f"expected {what}_a and {what}_b of one kind, got {both[0].dtype} and {both[1].dtype}")
+    numbers = np.unique(np.concatenate(both), return_inverse=True)[1].astype(np.int64)
+    return numbers[:n], numbers[n:]
+
+
+def _mask(forbidden: Array, n: int, m: int) -> Bools:
+    mask = np.asarray(forbidden.detach().cpu() if isinstance(forbidden, Tensor) else forbidden)
+    if mask.shape != (n, m) or mask.dtype != np.bool_:
+        raise ValueError(f"expected forbidden of shape ({n}, {m}) and dtype bool, got {mask.shape} and {mask.dtype}")
+    return mask
+
+
+def _on_cpu(z_a: Array, z_b: Array, similarity: Similarity) -> tuple[Tensor, Tensor]:
+    moved = []
+    given = [_tensor(z, name) for z, name in ((z_a, "z_a"), (z_b, "z_b"))]
+    for z, name in zip(given, ("z_a", "z_b"), strict=True):
+        check_matrix(z, name)
+        if z.ndim != 2:
+            raise ValueError(f"expected {name} of shape (N, E), one row an item, got {tuple(z.shape)}")
+    if given[1].shape[1] != given[0].shape[1]:
+        raise ValueError(f"expected z_b of shape (M, {given[0].shape[1]}) like z_a, got {tuple(given[1].shape)}")
+    check_same_kind(given[1], "z_b", given[0], "z_a")
     check_similarity(similarity)
-    moved = tuple(z.detach().to("cpu", torch.float64) for z in (z_a, z_b))
-    for z, name in zip(moved, ("z_a", "z_b"), strict=True):
-        check_floating(z, name)  # the values of an accelerator's tensor have not been looked at yet
+    for z, name in zip(given, ("z_a", "z_b"), strict=True):
+        moved.append(z.detach().to("cpu", torch.float64))
+        check_floating(moved[-1], name)  # the values of an accelerator's tensor have not been looked at yet
     return moved[0], moved[1]
+
+
+def _tensor(z: Array, name: str) -> Tensor:
+    if not isinstance(z, np.ndarray):
+        return z
+    if z.dtype not in (np.float16, np.float32, np.float64):
+        raise ValueError(f"expected {name} of float16, float32 or float64, got {z.dtype}; use .astype(float)")
+    return torch.from_numpy(z.copy())  # torch takes no reversed array, and warns of one that cannot be written to
 
 
 def _random_order(n: int, seed: int = 0, key: int = 0) -> Ints:
@@ -212,11 +508,13 @@ def _random_order(n: int, seed: int = 0, key: int = 0) -> Ints:
 
 def _rounding(costs: Floats) -> float:
     """Costs that differ by no more than this are equal."""
-    return ROUNDING * float(max(costs.max(), -costs.min()))
+    return ROUNDING * float(max(np.max(costs, initial=0, where=costs < np.inf), -costs.min(initial=0)))
 
 
-def _accuracy(p: Ints) -> float:
-    return float((p == np.arange(len(p))).mean())
+def _total(costs: Floats, p: Ints, price: float | None) -> float:
+    """The cost of the pairs of ``p``, and the price of the rows without one."""
+    rows = np.nonzero(p >= 0)[0]
+    return math.fsum(costs[rows, p[rows]]) + (price or 0.0) * (len(p) - len(rows))
 
 
 def _gap(cost: float, best: float) -> float:
@@ -225,34 +523,63 @@ def _gap(cost: float, best: float) -> float:
     return (cost - best) / abs(best) if best else math.inf
 
 
-def _cheapest(costs: Floats) -> Ints:
-    """The column of each row [N] in the cheapest assignment."""
-    order = _random_order(len(costs))
+def _beyond(costs: Floats) -> tuple[float, float]:
+    """More than two assignments with as many pairs can differ by, and a price at which a pair less costs still more."""
+    top, low = float(np.max(costs, initial=-np.inf, where=costs < np.inf)), float(costs.min())
+    if low == np.inf:  # there are no pairs
+        return math.inf, 0.0
+    difference = (min(costs.shape) + 1) * ((top - low) or 1.0)
+    return difference, top + 2 * difference
+
+
+def _cheapest(costs: Floats, price: float | None = None) -> Ints:
+    """The column of each row [N] in the cheapest assignment, -1 for none."""
+    n, m = costs.shape
+    order = _random_order(m)
     shuffled = costs[:, order]
-    # What a column costs every row changes no choice. Without it the solver has half the work: it would take columns
-    # that are near to everything, and give them back.
-    shuffled -= (shuffled - shuffled.min(1, keepdims=True)).min(0)
-    cheapest: Ints = order[solve_linear(torch.from_numpy(shuffled)).numpy()]
+    if price is None and costs.max() == np.inf:
+        price = _beyond(costs)[1]
+    if price is not None:  # a pair of cost 0 is none
+        shuffled -= price
+        np.minimum(shuffled, 0, out=shuffled)
+    elif n == m:
+        # What a column costs every row changes no choice. Without it the solver has half the work: it would take
+        # columns that are near to everything, and give them back.
+        block_minima = [(x - x.min(1, keepdims=True)).min(0) for x in (shuffled[rows] for rows in _blocks(n, m))]
+        shuffled -= np.min(block_minima, 0)
+    if n <= m:
+        chosen = best_columns(shuffled)
+    else:
+        chosen = np.full(n, -1)
+        chosen[best_columns(shuffled.T)] = np.arange(m)
+    if price is not None:
+        chosen = np.where(shuffled[np.arange(n), chosen] < 0, chosen, -1)
+    cheapest: Ints = np.where(chosen < 0, -1, order[chosen])
     return cheapest
 
 
-def _greedy(costs: Floats) -> Ints:
-    """The column of each row [N] where the closest pair of what is left is taken, again and again.
+def _greedy(costs: Floats, price: float | None = None) -> Ints:
+    """The column of each row [N] where the closest pair of what is left is taken, again and again; -1 for none.
 
     A pair that is nearest for both its row and its column is taken before any other pair of either, so all such pairs
-    are taken at once. Of equal ones the first row is taken, and for it the first column; then at least one pair is.
+    are taken at once. Of equal ones the first row is taken, and for it the first column; then at least one pair is,
+    unless all that are left cost the price or are forbidden.
     """
-    n = len(costs)
-    assignment = np.empty(n, dtype=np.int64)
-    rows, columns = np.arange(n), _random_order(n)
+    n, m = costs.shape
+    limit = np.inf if price is None else price
+    assignment = np.full(n, -1)
+    rows, columns = np.arange(n), _random_order(m)
     left = costs[:, columns]
-    while len(rows):
+    while left.size:
         nearest = left.argmin(1)
         mutual = left.argmin(0)[nearest] == np.arange(len(rows))
+        mutual &= left[np.arange(len(rows)), nearest] < limit
+        if not mutual.any():
+            break
         assignment[rows[mutual]] = columns[nearest[mutual]]
         free = np.ones(len(columns), dtype=bool)
         free[nearest[mutual]] = False
-        rows, columns, left = rows[~mutual], columns[free], left[~mutual].compress(free, 1)
+        rows, columns, left = rows[~mutual], columns[free], left[np.ix_(~mutual, free)]
     return assignment
 
 
@@ -267,18 +594,22 @@ def _pairs(s: Tensor) -> Tensor:
     return pairs.fill_diagonal_(0)
 
 
-def _margin(costs: Floats, p: Ints) -> float:
+def _margin(costs: Floats, p: Ints, price: float | None = None) -> float:
     """What the cheapest assignment but ``p``, the cheapest, costs more: its cheapest alternating cycle."""
-    n = len(costs)
-    if n == 1:
-        return math.inf
+    n, m = costs.shape
     equal = _rounding(costs)
     # An arc from i to k gives row i the column of row k. No cycle is negative, or p would not be the cheapest.
-    arcs = costs[:, p]
-    arcs -= arcs.diagonal()[:, None].copy()
+    if n == m and price is None and (p >= 0).all():
+        arcs = costs[:, p]
+        arcs -= arcs.diagonal()[:, None].copy()
+        beyond = math.inf
+    else:
+        beyond, paid = _beyond(costs) if price is None else (math.inf, price)
+        arcs = _arcs_of_a_part(costs, p, paid)
+        equal = max(equal, 1e-15 * abs(paid))
     # Bellman and Ford: with the shortest way to each row as its potential no arc is negative, and cycles stay as long.
-    potential = np.zeros(n)
-    for _ in range(n):
+    potential = np.zeros(len(arcs))
+    for _ in range(len(arcs)):
         shorter = (arcs + potential[:, None]).min(0)
         done = (potential - shorter).max() <= equal
         potential = shorter
@@ -294,6 +625,28 @@ def _margin(costs: Floats, p: Ints) -> float:
         from scipy.sparse.csgraph import dijkstra
 
         lengths = arcs[start, end]
-        back = dijkstra(csr_array((lengths, (start, end)), shape=(n, n)), limit=shortest)
+        back = dijkstra(csr_array((lengths, (start, end)), shape=arcs.shape), limit=shortest)
         shortest = min(shortest, float((lengths + back[end, start]).min()))
+    if shortest >= beyond:
+        return math.inf
     return shortest if shortest > equal else 0.0
+
+
+def _arcs_of_a_part(costs: Floats, p: Ints, price: float) -> Floats:
+    """Arcs [N + 1, N + 1] where rows or columns may be without a partner.
+
+    The last node stands for what is free. An arc to it gives a row the nearest free column, or none, for the price.
+    An arc from it to a row frees what this row has.
+    """
+    n, m = costs.shape
+    matched = p >= 0
+    free = np.ones(m, dtype=bool)
+    free[p[matched]] = False
+    own = np.where(matched, costs[np.arange(n), p], price)
+    arcs = np.full((n + 1, n + 1), np.inf)
+    arcs[:n, :n][:, matched] = costs[:, p[matched]] - own[:, None]
+    nearest_free = np.min(costs, 1, initial=np.inf, where=free)
+    arcs[:n, n] = np.minimum(nearest_free, np.where(matched, price, np.inf)) - own
+    arcs[n, :n] = 0
+    np.fill_diagonal(arcs, 0)
+    return arcs
