@@ -12,9 +12,9 @@ from torch import Tensor, nn
 import setwise.register as register
 from setwise.assignment.smoothing import Mining, Smoothing
 from setwise.assignment.spectrum import Bound
-from setwise.checks import check_overflow, plain
+from setwise.checks import check_embeddings, check_overflow, plain
 from setwise.losses import functional
-from setwise.losses.options import Reduction, Temperature, check_options, check_temperature, check_tensors
+from setwise.losses.options import Reduction, Temperature, check_extras, check_options, check_temperature
 from setwise.losses.set_level import Spectrum, qare
 from setwise.similarity import Similarity
 
@@ -96,7 +96,9 @@ class _Loss(nn.Module):
             raise ValueError(
                 f"expected no labels for {type(self).__name__}, got some; InfoNCE, NTXent and SparseCLR take them"
             )
-        check_tensors(z_a, z_b, extra_negatives, labels, options)
+        check_embeddings(z_a, z_b, extra_negatives)
+        if extra_negatives is not None or labels is not None:
+            check_extras(z_a, extra_negatives, labels, options)
         if options.get("temperature", 1.0) is None:
             options = self.options
             check_temperature(options, z_a)

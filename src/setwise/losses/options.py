@@ -45,7 +45,10 @@ def public(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
         every = {**defaults, **options}
         check_options(every, allowed)
         given = {**options, **dict(zip(("extra_negatives", "labels"), more, strict=False))}
-        check_tensors(z_a, z_b, given.get("extra_negatives"), given.get("labels"), every)
+        extra, labels = given.get("extra_negatives"), given.get("labels")
+        check_embeddings(z_a, z_b, extra)
+        if extra is not None or labels is not None:
+            check_extras(z_a, extra, labels, every)
         check_temperature(every, z_a)
         return check_overflow(function(z_a, z_b, *more, **options), "a loss")  # type: ignore[arg-type]
 
@@ -90,11 +93,8 @@ def check_options(options: Mapping[str, Any], allowed: Mapping[str, tuple[str, .
         _check_cell(options["mining"], options["smoothing"], temperature)
 
 
-def check_tensors(
-    z_a: Tensor, z_b: Tensor, extra: Tensor | None, labels: Tensor | None, options: Mapping[str, Any]
-) -> None:
-    """Raise on embeddings, extra negatives or labels that are not what a loss with these options can take."""
-    check_embeddings(z_a, z_b, extra)
+def check_extras(z_a: Tensor, extra: Tensor | None, labels: Tensor | None, options: Mapping[str, Any]) -> None:
+    """Raise on extra negatives or labels that are not what a loss with these options can take."""
     if extra is not None and extra.ndim == 3 and options.get("mining") == "one-to-one":
         raise ValueError(
             'expected extra_negatives of shape (M, E) with mining="one-to-one", got those of each row, '

@@ -112,18 +112,15 @@ def divide(scores: Tensor, truth: Tensor, temperature: Tensor, margin: float, cl
     return scores / temperature
 
 
-def _split(extra: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+def _split(extra: Tensor) -> tuple[Tensor | None, Tensor | None]:
     """Extra negatives that all rows share [M, E], and those of each row's own [N, K, E]; one of them, or none."""
-    if extra is None or extra.ndim == 2:
+    if extra.ndim == 2:
         return extra, None
     return None, extra if extra.shape[1] else None
 
 
-def _scores(x: Tensor, y: Tensor, own: Tensor | None, similarity: Similarity, scale: float = 1.0) -> Tensor:
-    """Score · scale of rows [N, E] against candidates [M, E] and then each against its own [N, K, E]: [N, M + K]."""
-    scores = prepared_scores(x, y, similarity=similarity, scale=scale)
-    if own is None:
-        return scores
+def _beside(scores: Tensor, x: Tensor, own: Tensor, similarity: Similarity, scale: float = 1.0) -> Tensor:
+    """Scores of rows ``x`` [N, M], and beside them score · scale of each row against its own [N, K, E]: [N, M + K]."""
     more = prepared_scores(x[:, None], own, similarity=similarity, scale=scale)  # [N, 1, K]
     return torch.cat([scores, more.squeeze(1)], 1)
 
@@ -138,13 +135,16 @@ def dense_scores(
     margin: float = 0.0,
 ) -> Tensor:
     """θ of anchors [N, E] against the others and the extra negatives, with the margin taken off."""
-    shared, own = _split(extra)
+    shared, own = (None, None) if extra is None else _split(extra)
     x, y = prepare(anchors, others if shared is None else torch.cat([others, shared]), similarity=similarity)
     if own is not None:
         (own,) = prepare(own, similarity=similarity)
+    scale = 1.0 if isinstance(temperature, Tensor) else 1 / temperature
+    theta = prepared_scores(x, y, similarity=similarity, scale=scale)
+    if own is not None:
+        theta = _beside(theta, x, own, similarity, scale)
     if isinstance(temperature, Tensor):
-        return divide(_scores(x, y, own, similarity), partner, temperature, margin)
-    theta = _scores(x, y, own, similarity, 1 / temperature)
+        return divide(theta, partner, temperature, margin)
     if margin:
         take_margin(theta, partner, margin / temperature)
     return theta
@@ -196,11 +196,13 @@ def row_losses(
             truth.diagonal(itself).fill_(False)
         unlabelled = len(candidates) - len(labels[1]) + (0 if own is None else own.shape[1])
         truth = pad(truth, (0, unlabelled)) if unlabelled else truth
+    scale = 1.0 if isinstance(temperature, Tensor) else 1 / temperature
+    theta = prepared_scores(anchors, candidates, similarity=similarity, scale=scale)
+    if own is not None:
+        theta = _beside(theta, anchors, own, similarity, scale)
     if isinstance(temperature, Tensor):
-        scores = _scores(anchors, candidates, own, similarity)
-        theta, margin, clamp = divide(scores, truth, temperature, margin, clamp), 0.0, None
+        theta, margin, clamp = divide(theta, truth, temperature, margin, clamp), 0.0, None
     else:
-        theta = _scores(anchors, candidates, own, similarity, 1 / temperature)
         margin, clamp = margin / temperature, None if clamp is None else clamp / temperature
     if labels is None and smoothing != "none" and kernels.have_row_losses(theta):
         losses: Tensor = _RowLosses.apply(  # type: ignore[no-untyped-call]
@@ -236,7 +238,7 @@ def cross_losses(
 ) -> Tensor:
     """Row losses of z_a among z_b and the extra negatives [N]; symmetric: of z_b among z_a too [2N]. All processes'."""
     first = 0
-    shared, own = _split(extra)
+    shared, own = (None, None) if extra is None else _split(extra)
     if processes is not None:
         temperature = _shared(processes, z_a, shared, temperature)
         first = processes.rank * len(z_a)
@@ -270,7 +272,7 @@ def all_losses(
 ) -> Tensor:
     """Row losses of all 2N views, each among the 2N - 1 others and the extra negatives [2N]. All processes'."""
     views, first = torch.cat([z_a, z_b]), 0
-    shared, own = _split(extra)
+    shared, own = (None, None) if extra is None else _split(extra)
     if own is not None:
         (own,) = prepare(own, similarity=similarity)
         own = torch.cat([own, own])  # both views of an item have its negatives
