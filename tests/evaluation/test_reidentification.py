@@ -13,8 +13,9 @@ from scipy.sparse.csgraph import maximum_bipartite_matching
 from scipy.spatial.distance import cdist
 from sklearn.metrics import average_precision_score
 
-from setwise.evaluation import matching as module
-from setwise.evaluation.matching import match, match_quadratic, match_ranks
+from setwise.evaluation import ranks as module
+from setwise.evaluation.matching import match, match_quadratic
+from setwise.evaluation.ranks import match_ranks
 
 
 def shots(n, m, *, people=12, cameras=3, noise=0.7, seed=0, grid=False):

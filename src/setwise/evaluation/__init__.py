@@ -3,8 +3,9 @@
 from setwise.evaluation.export import load_encoder
 from setwise.evaluation.features import extract, frozen
 from setwise.evaluation.knn import knn_accuracy
-from setwise.evaluation.matching import Matching, Ranks, match, match_quadratic, match_ranks
+from setwise.evaluation.matching import Matching, match, match_quadratic
 from setwise.evaluation.probe import ProbeResult, linear_probe
+from setwise.evaluation.ranks import Ranks, match_ranks
 
 __all__ = [
     "Matching",
