@@ -23,13 +23,13 @@ from torch import Tensor, nn
 import setwise.records as records
 import setwise.register as register
 import setwise.runs as runs
-from setwise.data import ImageSet
+from setwise.data import ImageSet, PairSet
 from setwise.data.api import Where
 from setwise.evaluation.embedding import EmbeddingTable
 from setwise.evaluation.features import extract, frozen
 from setwise.losses.objective import Choice
 from setwise.paper.recipes import recipe as recipe_by_name
-from setwise.recipe import SHORT, Recipe, trust
+from setwise.recipe import SHORT, Recipe, source_entry, trust
 from setwise.runs.pretraining import PYTHON
 from setwise.training import checkpoint as checkpoints
 from setwise.training.checkpoint import Checkpoint
@@ -39,6 +39,7 @@ from setwise.training.processes import join, leave
 
 DEFAULT = "paper/digits-conv4-simclr-qare"  # of data sets by name
 BASE = "modern/cifar10-resnet18-simclr"  # of your own images, which decide the rest
+PAIRS = "pairs/multi30k-bag-infonce"  # of pairs
 Place = str | os.PathLike[str]
 LoggerChoice = str | Mapping[str, object]  # its name, or a table of "name" and its options
 
@@ -128,7 +129,7 @@ class Run:
 
 
 def pretrain(
-    data: Place | ImageSet | None = None,
+    data: Place | ImageSet | PairSet | None = None,
     *,
     recipe: str | Recipe | Plan | None = None,
     method: str | None = None,
@@ -150,21 +151,22 @@ def pretrain(
 ) -> Run:
     """Train by a recipe, evaluate, write the record. `setwise pretrain` and `setwise match` call this function.
 
-    ``data`` is a name, a path, or an ``ImageSet`` (see ``sw.data.from_images``); ``recipe`` a name, a TOML file,
-    or a ``Recipe``. Without a recipe your own images decide: network, batch, epochs and views follow from their number,
-    their size and the device. ``changes`` are fields of the recipe by their paths, as in {"objective.temperature": 0.2,
-    "epochs": 20}; ``method``, ``encoder`` and ``terms`` (a weight for each set-level term, instead of the recipe's) are
-    those that people change most. ``pixels``: as for ``sw.data.load``. ``out``: the run's folder, runs/NAME/seed-N if
-    none. ``compile``: the encoder, by torch.compile. ``loggers``: names, or tables such as {"name": "wandb", "project":
-    "mine"}.
+    ``data`` is a name, a path, an ``ImageSet`` (see ``sw.data.from_images``) or a ``PairSet``; ``recipe`` a name, a
+    TOML file, or a ``Recipe``. Without a recipe your own images decide: network, batch, epochs and views follow from
+    their number, their size and the device. ``changes`` are fields of the recipe by their paths, as in
+    {"objective.temperature": 0.2, "epochs": 20}; ``method``, ``encoder`` and ``terms`` (a weight for each set-level
+    term, instead of the recipe's) are those that people change most. ``pixels``: as for ``sw.data.load``. ``out``: the
+    run's folder, runs/NAME/seed-N if none. ``compile``: the encoder, by torch.compile. ``loggers``: names, or tables
+    such as {"name": "wandb", "project": "mine"}.
 
     Examples:
         >>> run = sw.pretrain("digits", terms={"qare": 0.5}, changes={"epochs": 1, "probe.epochs": 1}, out="runs/a")
         >>> run.embed(sw.data.load("digits", split="test").images).shape
         torch.Size([500, 64])
     """
-    given = data if isinstance(data, ImageSet) else None
-    source = f"{PYTHON}{data.name}" if isinstance(data, ImageSet) else data
+    given = data if isinstance(data, (ImageSet, PairSet)) else None
+    source = f"{PYTHON}{data.name}" if isinstance(data, (ImageSet, PairSet)) else data
+    method = "pairs" if isinstance(data, PairSet) and method is None else method
     wanted = dict(changes or {}) | {
         path: os.fspath(value)
         for path, value in (("data.source", source), ("method", method), ("encoder", encoder))
@@ -194,10 +196,11 @@ def pretrain(
         if changes is not None and resume and (folder / CHECKPOINT).exists():  # it keeps what it chose
             chosen, changes = checkpoints.load(folder).recipe.changed(changes), None
         source = chosen.data.source
-        if source not in register.data and Path(source).is_dir():  # so that the run finds its data from elsewhere too
+        if source not in register.data and Path(source).exists():  # so that the run finds its data from elsewhere too
             chosen = chosen.changed({"data.source": os.path.abspath(source)})
         options: Any = {"name": plan.title, "seed": seed, "how": how, "root": place, "evaluate": evaluate}
         if changes is not None:
+            assert not isinstance(given, PairSet)  # of which ``compose`` gives no changes
             wanted = {**changes, "data.source": chosen.data.source}
             decide = partial(runs.recipe_for, _read(BASE), changes=wanted, device=where.type)
             runs.pretrain(chosen, folder, images=given, decide=decide, **options)
@@ -232,14 +235,18 @@ def compose(
     register.load_entry_points()
     trust({**changes, "terms": [{"term": term} for term in terms or ()]})  # a person wrote these names
     source = next((str(x) for path, x in changes.items() if SHORT.get(path, path) == "data.source"), "")
-    given, own = changes, recipe is None and source != "" and source not in register.data
-    recipe = recipe or (BASE if own else DEFAULT)
+    method = next((str(x) for path, x in changes.items() if SHORT.get(path, path) == "method.name"), "")
+    own = recipe is None and source != "" and source not in register.data
+    pairs = recipe is None and (method == "pairs" or (source != "" and "pairs" in source_entry(source).takes))
+    given, recipe = changes, recipe or (PAIRS if pairs else BASE if own else DEFAULT)
     start, name = (recipe, "own") if isinstance(recipe, Recipe) else (_read(recipe), recipe)
     if terms is not None:
         mine = {one.term.name: one.tree() for one in start.objective.terms} if start.objective is not None else {}
         weights = {term: {} if weight is None else {"weight": weight} for term, weight in terms.items()}
         changes = {**changes, "terms": [mine.get(term, {"term": term}) | weight for term, weight in weights.items()]}
-    if own:
+    if own and pairs:
+        name = Path(source.removeprefix(PYTHON)).resolve().name.partition(".")[0] or "pairs"
+    elif own:
         about = "of which your images decide encoder, batch, epochs and views, unless you do"
         images = Path(source).resolve().name.removeprefix(PYTHON) or "images"
         plan = Plan(start.changed({"warmup": 0, "about": about, **changes}), images, images, changes)
