@@ -46,7 +46,7 @@ TERMS = {
     "plain": None,
     "qare": (0.1, 10.0, 1.0),
     "gap": (3.0, 1000.0, 300.0),
-    "structural-difference": (3.0, 1000.0, 300.0),
+    "structural-difference": (0.3, 100.0, 30.0),
 }
 UNTUNED = {"objective.temperature": 0.05, "epochs": 20}
 SEED, SEEDS = 1, range(11, 21)  # of the trials, of the tests

@@ -39,7 +39,12 @@ from setwise.training.processes import join, leave
 
 DEFAULT = "paper/digits-conv4-simclr-qare"  # of data sets by name
 BASE = "modern/cifar10-resnet18-simclr"  # of your own images, which decide the rest
-PAIRS = "pairs/multi30k-bag-infonce"  # of pairs
+PAIRS = {  # of pairs, by what their first side is made of
+    "ids": "pairs/multi30k-bag-infonce",
+    "features": "pairs/feature-pairs-mlp-infonce",
+    "images": "pairs/captions-resnet18-infonce",
+}
+FILES = {"feature-pairs": "features", "captions": "images"}  # kinds of files, where these are not ids
 Place = str | os.PathLike[str]
 LoggerChoice = str | Mapping[str, object]  # its name, or a table of "name" and its options
 
@@ -116,6 +121,14 @@ class Run:
         with frozen(self.encoder.to(where)):
             return extract(self.encoder, one, device=where).cpu()
 
+    def embed_pairs(self, pairs: Place | PairSet, *, device: str = "auto") -> tuple[Tensor, Tensor]:
+        """The embeddings [N, E] of both sides of pairs, for a run of method pairs.
+
+        Pairs are a file, a ``PairSet``, or a data set, of which the test split counts. Embeddings are what the loss
+        sees, behind the heads. Texts are read as in training.
+        """
+        return runs.embed_run(self.folder, pairs, device=runs.choose_device(device))
+
     def probe(
         self, data: Place | ImageSet | None = None, *, device: str = "auto", fine_tune: bool = False
     ) -> dict[str, Any]:
@@ -166,13 +179,18 @@ def pretrain(
     """
     given = data if isinstance(data, (ImageSet, PairSet)) else None
     source = f"{PYTHON}{data.name}" if isinstance(data, (ImageSet, PairSet)) else data
-    method = "pairs" if isinstance(data, PairSet) and method is None else method
-    wanted = dict(changes or {}) | {
+    wanted: dict[str, object] = {}
+    kind = data.first.kind if isinstance(data, PairSet) else ""
+    if isinstance(data, PairSet) and recipe is None:
+        wanted = {"second_encoder": "none"}
+        if data.second.kind != kind:
+            wanted = {"second_encoder": recipe_by_name(PAIRS[data.second.kind]).encoder.name, "method.head": "linear"}
+    wanted |= dict(changes or {}) | {
         path: os.fspath(value)
         for path, value in (("data.source", source), ("method", method), ("encoder", encoder))
         if value is not None
     }
-    plan = recipe if isinstance(recipe, Plan) else compose(recipe, wanted, terms)
+    plan = recipe if isinstance(recipe, Plan) else compose(recipe, wanted, terms, kind=kind)
     for logger in loggers:
         Choice.read(register.logger, logger)  # an unknown one raises now
     folder = Path("runs", plan.name, f"seed-{seed}") if out is None else Path(out)
@@ -226,26 +244,38 @@ def load_run(folder: Place) -> Run:
 
 
 def compose(
-    recipe: str | Recipe | None, changes: Mapping[str, object], terms: Mapping[str, float | None] | None = None
+    recipe: str | Recipe | None,
+    changes: Mapping[str, object],
+    terms: Mapping[str, float | None] | None = None,
+    *,
+    kind: str = "",
 ) -> Plan:
     """The recipe, by name or from a file, with its changes; without one, the default, or what own images decide.
 
     ``terms`` replace the recipe's. A term that the recipe has keeps its options, and its weight where None is given.
+    ``kind``: of pairs from Python, what their first side is made of.
     """
     register.load_entry_points()
     trust({**changes, "terms": [{"term": term} for term in terms or ()]})  # a person wrote these names
     source = next((str(x) for path, x in changes.items() if SHORT.get(path, path) == "data.source"), "")
     method = next((str(x) for path, x in changes.items() if SHORT.get(path, path) == "method.name"), "")
     own = recipe is None and source != "" and source not in register.data
-    pairs = recipe is None and (method == "pairs" or (source != "" and "pairs" in source_entry(source).takes))
-    given, recipe = changes, recipe or (PAIRS if pairs else BASE if own else DEFAULT)
+    entry = source_entry(source) if source else None
+    pairs = recipe is None and (kind != "" or method == "pairs" or (entry is not None and "pairs" in entry.takes))
+    if pairs:
+        kind = kind or FILES.get(entry.name if entry is not None else "", "ids")
+        if method == "pairs":  # as the recipe has it, with its options
+            changes = {path: x for path, x in changes.items() if SHORT.get(path, path) != "method.name"}
+    given, recipe = changes, recipe or (PAIRS[kind] if pairs else BASE if own else DEFAULT)
     start, name = (recipe, "own") if isinstance(recipe, Recipe) else (_read(recipe), recipe)
     if terms is not None:
         mine = {one.term.name: one.tree() for one in start.objective.terms} if start.objective is not None else {}
         weights = {term: {} if weight is None else {"weight": weight} for term, weight in terms.items()}
         changes = {**changes, "terms": [mine.get(term, {"term": term}) | weight for term, weight in weights.items()]}
     if own and pairs:
-        name = Path(source.removeprefix(PYTHON)).resolve().name.partition(".")[0] or "pairs"
+        path = Path(source.removeprefix(PYTHON)).resolve()
+        path = path.parent if kind == "images" and path.is_file() else path  # photos/captions.tsv
+        name = path.name.partition(".")[0] or "pairs"
     elif own:
         about = "of which your images decide encoder, batch, epochs and views, unless you do"
         images = Path(source).resolve().name.removeprefix(PYTHON) or "images"

@@ -5,8 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import setwise as sw
 from setwise.cli import main
@@ -90,7 +92,7 @@ def test_a_broken_archive_and_too_many_lines(tmp_path, monkeypatch):
         sw.data.load_pairs(path)
     path.write_bytes(gzip.compress(b"a\tb\n" * 10_000))
     monkeypatch.setattr(texts_module, "available_bytes", lambda: 4 * 2 * 4 * 256 * 100)
-    with pytest.raises(DataError, match=r"expected at most 100 lines .* --data.length"):
+    with pytest.raises(DataError, match=r"expected at most 100 texts, .* line 101; .* --data.length"):
         sw.data.load_pairs(path)
 
 
@@ -132,7 +134,7 @@ def test_multi30k(multi30k, capsys):
 def test_pairs_are_no_images_and_images_no_pairs(multi30k):
     with pytest.raises(ValueError, match="expected images, got PairSet.*load_pairs reads it"):
         sw.data.load("multi30k", multi30k)
-    with pytest.raises(ValueError, match="expected pairs, got ImageSet"):
+    with pytest.raises(ValueError, match="expected pairs for --method pairs, got ImageSet"):
         sw.data.load_pairs("digits")
 
 
@@ -159,3 +161,90 @@ def test_sides_are_checked():
         PairSet("a", "train", sides[0], Side(vectors[:1]))
     with pytest.raises(ValueError, match="expected vocabulary of at least 2"):
         Tokenizer(vocabulary=1)
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """Three photos of one colour each, of two sizes, and their captions."""
+    folder = tmp_path / "photos"
+    (folder / "deep").mkdir(parents=True)
+    colours = {"red.png": (200, 0, 0), "deep/green.png": (0, 200, 0), "blue.png": (0, 0, 200)}
+    for k, (name, colour) in enumerate(colours.items()):
+        Image.new("RGB", (40 + k, 36), colour).save(folder / name)
+    lines = [f"{name}\tall of it is {name[:-4]}\n" for name in colours]
+    (folder / "captions.tsv").write_text("".join(lines))
+    return folder
+
+
+def test_images_and_their_captions(photos):
+    found = sw.data.load_pairs(photos / "captions.tsv")
+    assert repr(found) == "PairSet('photos', split='train', first=images 3x3x32x32, second=ids 3x34)"
+    for image, colour in zip(found.first.values, ((200, 0, 0), (0, 200, 0), (0, 0, 200)), strict=True):
+        assert image.flatten(1).unique(dim=1).flatten().tolist() == list(colour)
+    row = found.second.values[1]
+    assert row[row > 0].tolist() == Tokenizer().ids("all of it is deep/green").tolist()
+    assert found.notes[0].startswith("32x32 pixels")
+    small = sw.data.load_pairs(photos / "captions.tsv", options={"size": (8, 10), "vocabulary": 99})
+    assert (small.first.shape, small.second.shape) == ([3, 8, 10], [99])
+
+
+def test_captions_that_are_not_right(photos):
+    path = photos / "captions.tsv"
+    (photos / "broken.png").write_bytes(b"no picture")
+    for line, message in (
+        ("red.png\tagain", r"expected one caption for each image, got 'red.png' in .* line 1 and in .* line 4"),
+        ("deep/../red.png\tagain", "expected one caption for each image"),
+        ("no.png\tnot there", r"expected an image at .*no.png, as .* line 4 says, got no such file"),
+        ("../other.png\tout", "expected the path of an image below .* line 4, got '../other.png'"),
+        ("/etc/other.png\tout", "expected the path of an image below .* line 4, got '/etc/other.png'"),
+        ("broken.png\tbroken", r"expected whole images in .*, got 1 that cannot be read; .*\n  broken.png: "),
+        ("red.png", "expected 2 columns"),
+    ):
+        text = path.read_text()
+        path.write_text(f"{text}{line}\n")
+        with pytest.raises(DataError, match=message):
+            sw.data.load_pairs(path)
+        path.write_text(text)
+    (photos / "broken.png").unlink()
+    with pytest.raises(ValueError, match=r"expected pairs for --method pairs, got ImageSet.* of a .tsv or .npy file"):
+        sw.data.load_pairs(photos)
+
+
+def test_two_files_of_features(tmp_path):
+    numbers = np.random.default_rng(0).normal(size=(9000, 4))
+    np.save(tmp_path / "a.npy", numbers)
+    np.save(tmp_path / "b.npy", numbers[:, :2].astype(np.float16))
+    found = sw.data.load_pairs(tmp_path / "a.npy", options={"second": "b.npy"})
+    assert repr(found) == "PairSet('a', split='train', first=features 9000x4, second=features 9000x2)"
+    assert torch.equal(found.first.values, torch.tensor(numbers, dtype=torch.float32))
+    assert torch.equal(found.second.values, torch.from_numpy(numbers[:, :2].astype(np.float16).astype(np.float32)))
+
+
+def test_features_that_are_not_right(tmp_path, monkeypatch):
+    good = np.zeros((6000, 2), dtype=np.float32)
+    np.save(tmp_path / "a.npy", good)
+    infinite = good.astype(np.float64)
+    infinite[5000] = 1e300
+    bad = {"objects": np.array([[object()]]), "flat": good[:, 0], "whole": good.astype(int), "infinite": infinite}
+    for name, array in bad.items():
+        np.save(tmp_path / f"{name}.npy", array)
+    (tmp_path / "text.npy").write_text("no array")
+    (tmp_path / "cut.npy").write_bytes((tmp_path / "a.npy").read_bytes()[:999])
+    np.save(tmp_path / "short.npy", good[:7])
+    for second, message in (
+        ("", "expected the name of a second .npy file beside a.npy, got ''; give --data.second"),
+        ("../a.npy", "expected the name of a second .npy file beside a.npy"),
+        ("none.npy", "got no such file"),
+        ("text.npy", "expected a .npy file of numbers"),
+        ("cut.npy", "expected a .npy file of numbers"),
+        ("objects.npy", "expected a .npy file of numbers"),
+        ("flat.npy", r"got float32 of shape \(6000,\)"),
+        ("whole.npy", r"got int64 of shape \(6000, 2\)"),
+        ("infinite.npy", "expected finite numbers that float32 can hold in .*, got others in row 5000"),
+        ("short.npy", "expected as many rows in both files.* got 6,000 in a.npy and 7 in short.npy"),
+    ):
+        with pytest.raises(DataError, match=message):
+            sw.data.load_pairs(tmp_path / "a.npy", options={"second": second})
+    monkeypatch.setattr("setwise.data.formats.feature_pairs.available_bytes", lambda: 10_000)
+    with pytest.raises(DataError, match="expected features that take at most 2,500 bytes"):
+        sw.data.load_pairs(tmp_path / "a.npy", options={"second": "a.npy"})

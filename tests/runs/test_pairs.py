@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from sklearn.metrics import top_k_accuracy_score
 
 import setwise as sw
@@ -78,6 +79,21 @@ def test_a_file_of_texts_from_the_command_line(tsv, tmp_path, capsys, monkeypatc
     run = sw.load_run("runs/mine/seed-1")
     assert run.recipe.data.source == str(tsv), "so that it is found from elsewhere"
     assert run.encoder(torch.tensor([[3, 5, 0]])).shape == (1, 16)
+    main(["embed", "runs/mine/seed-1", tsv.name, "--out", "z.npy", "--device", "cpu"])
+    _, test = pair_data(run.recipe, None)
+    order = torch.randperm(300, generator=torch.Generator().manual_seed(0))[:30].sort().values.numpy()
+    z_a, z_b = (torch.from_numpy(np.load(f"z-{side}.npy")[order]) for side in ("first", "second"))
+    assert pair_retrieval(z_a, z_b) == record["final"]
+    for mine, theirs in zip(run.embed_pairs(test, device="cpu"), (z_a, z_b), strict=True):
+        torch.testing.assert_close(mine, theirs)
+    for words, message in (
+        (["embed", "runs/mine/seed-1", tsv.name, "--out", "z.parquet"], "expected a file that ends in .npy"),
+        (["embed", "runs/mine/seed-1", "digits", "--out", "z.npy"], "expected a run whose encoder takes images"),
+        (["export", "runs/mine/seed-1"], "expected a run whose encoder takes images"),
+        (["probe", "runs/mine/seed-1"], "expected images, got PairSet"),
+    ):
+        with pytest.raises(SystemExit, match=message):
+            main(words)
     main(["report", "runs", "--out", "page"])
     table = (tmp_path / "page/runs.csv").read_text()
     assert "recall1," in table.splitlines()[0]
@@ -142,6 +158,52 @@ def test_pairs_from_python(tmp_path, monkeypatch):
     assert run.recipe.data.source == "python:frozen"
 
 
+@pytest.mark.parametrize("first", ["ids", "features", "images"])
+def test_the_kinds_of_the_sides_choose_the_encoders(first, tmp_path):
+    sides = {"ids": Side(torch.ones(20, 3, dtype=torch.int32), 9), "features": Side(torch.randn(20, 4))}
+    sides["images"] = Side(torch.zeros(20, 3, 8, 8, dtype=torch.uint8))
+    wanted = {"ids": "bag", "features": "mlp", "images": "resnet18"}
+    for second, side in sides.items():
+        pairs = PairSet("any", "train", sides[first], side)
+        changes = {"epochs": 1, "batch": 8}
+        run = sw.pretrain(pairs, changes=changes, device="cpu", evaluate=False, out=tmp_path / second)
+        found = run.recipe
+        assert (found.encoder.name, (found.second_encoder or found.encoder).name) == (wanted[first], wanted[second])
+
+
+def test_features_from_the_command_line(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    hidden = torch.randn(200, 6)
+    for name, width in (("questions", 20), ("answers", 30)):
+        np.save(tmp_path / f"{name}.npy", (hidden @ torch.randn(6, width)).numpy())
+    command = ["pretrain", "--method", "pairs", "questions.npy", "--data.second", "answers.npy", "--device", "cpu"]
+    main([*command, "--epochs", "20", "--batch", "50", "--lr", "0.01"])
+    record = json.loads((tmp_path / "runs/questions/seed-1/record.json").read_text())
+    assert record["final"]["recall1"] > 0.8
+    assert (record["recipe"]["encoder"]["name"], record["recipe"]["method"]["head"]) == ("mlp", "none")
+    data = record["recipe"]["data"]
+    assert (data["source"], data["second"]) == ("questions.npy", "answers.npy"), "paths are private"
+
+
+def test_images_and_captions_from_the_command_line(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos").mkdir()
+    colours = {"red": (255, 0, 0), "green": (0, 255, 0), "blue": (0, 0, 255), "white": (255, 255, 255)}
+    lines = []
+    for k in range(40):
+        name, colour = list(colours.items())[k % 4]
+        Image.new("RGB", (8, 8), colour).save(tmp_path / "photos" / f"{k}.png")
+        lines.append(f"{k}.png\tit is {name}\n")
+    (tmp_path / "photos/captions.tsv").write_text("".join(lines))
+    main(["pretrain", "photos/captions.tsv", "--encoder", "conv4", "--epochs", "2", "--batch", "8", "--device", "cpu"])
+    said = capsys.readouterr().out
+    assert "photos: 36 pairs to train on, images 36x3x8x8 and ids 36x" in said
+    assert "8x8 pixels (height x width), as all of them are" in said
+    record = json.loads((tmp_path / "runs/photos/seed-1/record.json").read_text())
+    assert (record["data"]["test"], record["recipe"]["second_encoder"]["name"]) == (4, "bag")
+
+
 def test_few_pairs_and_no_evaluation(tmp_path):
     pairs = PairSet("few", "train", *(Side(torch.randn(12, 4)) for _ in "ab"))
     run = sw.pretrain(pairs, encoder="mlp", changes={"epochs": 1, "batch": 4}, device="cpu", out=tmp_path / "a")
@@ -154,6 +216,23 @@ def test_few_pairs_and_no_evaluation(tmp_path):
         out=tmp_path / "b",
     )
     assert (run.record["final"], run.record["data"]["train"]) == ({}, 8)
+
+
+def test_other_pairs_are_read_as_the_run_read_its_own(tmp_path):
+    (tmp_path / "multi30k").mkdir()
+    for language in ("en", "de"):
+        for split, count in (("train", 30), ("test_2016_flickr", 10)):
+            text = "".join(f"{language}{k} und {k % 7}\n" for k in range(count))
+            (tmp_path / "multi30k" / f"{split}.{language}").write_text(text)
+    changes = {"epochs": 1, "batch": 8, "data.vocabulary": 64, "data.ngrams": "2", "data.second": "de"}
+    run = sw.pretrain("multi30k", changes=changes, device="cpu", root=tmp_path, out=tmp_path / "run")
+    path = tmp_path / "own.tsv"
+    path.write_text("".join(f"en{k} und {k % 7}\tde{k} und {k % 7}\n" for k in range(10)))
+    _, test = pair_data(run.recipe, tmp_path)
+    for mine, theirs in zip(run.embed_pairs(path), run.embed_pairs(test), strict=True):
+        torch.testing.assert_close(mine, theirs)
+    with pytest.raises(ValueError, match="expected the data that .* was trained on .* second_shape differ"):
+        run.embed_pairs(PairSet("other", "all", test.first, Side(torch.randn(10, 3))))
 
 
 @pytest.mark.gpu

@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import setwise.register as register
-from setwise.checks import check_option
+from setwise.checks import check_option, see
 from setwise.data.api import PARTS, ImageSet, MatchedSet, Placement, Where, matched_halves
-from setwise.data.formats import cuhk03, folder, recognise, text_pairs
+from setwise.data.formats import ENDINGS, cuhk03, folder, recognise
 from setwise.data.formats.listing import test_split
 from setwise.data.pairs import PairSet, TrainingSet
 from setwise.data.root import root_of
@@ -95,13 +95,18 @@ def load_pairs(
     split: str = "train",
     options: Mapping[str, object] | None = None,
 ) -> PairSet:
-    """One split of a source of pairs: multi30k, one of yours, or the path of a .tsv, which has one split, "train".
+    """One split of a source of pairs: multi30k, one that you registered, or a file of yours.
 
-    ``root`` and ``options`` are as for ``load``.
+    Your own are two texts a line (.tsv), images and their captions (captions.tsv beside the images), or feature vectors
+    (.npy, with the name of the second file in ``options["second"]``); all are "train". ``root`` and ``options`` are as
+    for ``load``.
     """
     data = _read(name, root, split, dict(options or {}), Placement())
     if not isinstance(data, PairSet):
-        raise ValueError(f"expected pairs, got {data!r}; --method pairs takes them, other methods take images")
+        raise ValueError(
+            f"expected pairs for --method pairs, got {data!r}; give the path of a .tsv or .npy file, "
+            + see("how-to/your-pairs")
+        )
     return data
 
 
@@ -118,9 +123,9 @@ def halves_to_spare(name: str | os.PathLike[str]) -> bool:
 
 
 def has_test_split(name: str | os.PathLike[str]) -> bool:
-    """Whether ``load`` has a test split of its own: all sources have one, except folders without test or val."""
+    """Whether it has a test split of its own: all sources have one, except your own pairs, and folders without one."""
     source, path = source_of(name)
-    if source == text_pairs.NAME:
+    if source in ENDINGS.values():
         return False
     return source != folder.NAME or (path is not None and test_split(path) is not None)
 

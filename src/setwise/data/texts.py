@@ -88,27 +88,38 @@ def read_ids(path: Path, *, columns: int, tokenizer: Tokenizer) -> tuple[Tensor,
 
 @lru_cache(maxsize=KEPT_FILES)
 def _read_ids(path: Path, status: tuple[int, int], columns: int, tokenizer: Tokenizer) -> tuple[Tensor, ...]:
-    word = lru_cache(maxsize=KEPT_WORDS)(tokenizer.word)
-    most = available_bytes() // 4 // (4 * columns * tokenizer.length)
-    rows: list[list[array[int]]] = [[] for _ in range(columns)]
-    for number, line in read_lines(path):
-        texts = line.split("\t") if columns > 1 else [line]
-        where = f"{path}, line {number}"
-        if len(texts) != columns:
-            got = "an empty line" if not line else f"{len(texts)}: {line[:80]!r}"
-            raise DataError(f"expected {columns} columns with a tab between them in {where}, got {got}")
-        if number > most:
-            raise DataError(
-                f"expected at most {most:,} lines in {path}, for which there is memory, got more; a smaller length "
-                f"(now {tokenizer.length}, --data.length) makes room"
-            )
+    rows = [IdRows(tokenizer, columns) for _ in range(columns)]
+    for where, texts in read_columns(path, columns):
         for column, text in zip(rows, texts, strict=True):
-            column.append(tokenizer.ids_by(text, word))
-            if not column[-1]:
-                raise DataError(f"expected a text with at least one word or sign in {where}, got {text[:80]!r}")
-    if not rows[0]:
-        raise DataError(f"expected a line for each text in {path}, got an empty file")
-    return tuple(map(_matrix, rows))
+            column.add(text, where)
+    return tuple(column.matrix() for column in rows)
+
+
+class IdRows:
+    """The ids of one text after the other."""
+
+    def __init__(self, tokenizer: Tokenizer, columns: int = 1) -> None:
+        """``columns``: how many such there are, which share the memory."""
+        self._tokenizer = tokenizer
+        self._rows: list[array[int]] = []
+        self._word = lru_cache(maxsize=KEPT_WORDS)(tokenizer.word)
+        self._most = available_bytes() // 4 // (4 * columns * tokenizer.length)
+
+    def add(self, text: str, where: str) -> None:
+        """One more; ``where`` it stands, for an error."""
+        ids = self._tokenizer.ids_by(text, self._word)
+        if not ids:
+            raise DataError(f"expected a text with at least one word or sign in {where}, got {text[:80]!r}")
+        if len(self._rows) >= self._most:
+            raise DataError(
+                f"expected at most {self._most:,} texts, for which there is memory, got more in {where}; a smaller "
+                f"length (now {self._tokenizer.length}, --data.length) makes room"
+            )
+        self._rows.append(ids)
+
+    def matrix(self) -> Tensor:
+        """All of them, int32 [N, L]."""
+        return _matrix(self._rows)
 
 
 def _matrix(rows: list[array[int]]) -> Tensor:
@@ -116,6 +127,20 @@ def _matrix(rows: list[array[int]]) -> Tensor:
     for row, found in zip(ids, rows, strict=True):
         row[: len(found)] = found
     return torch.from_numpy(ids)
+
+
+def read_columns(path: Path, columns: int) -> Iterator[tuple[str, list[str]]]:
+    """The texts of each line, of so many columns with tabs between them, and where they stand; at least one line."""
+    number = 0
+    for number, line in read_lines(path):
+        texts = line.split("\t") if columns > 1 else [line]
+        where = f"{path}, line {number}"
+        if len(texts) != columns:
+            got = "an empty line" if not line else f"{len(texts)}: {line[:80]!r}"
+            raise DataError(f"expected {columns} columns with a tab between them in {where}, got {got}")
+        yield where, texts
+    if not number:
+        raise DataError(f"expected a line for each text in {path}, got an empty file")
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:

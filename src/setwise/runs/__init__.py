@@ -9,12 +9,13 @@ from setwise.recipe import Recipe
 from setwise.runs.choices import recipe_for
 from setwise.runs.embedding import embed, home, image_encoder, neighbours, title_of
 from setwise.runs.matching import run_matching
-from setwise.runs.pairs import run_pairs
+from setwise.runs.pairs import embed_run, run_pairs, write_sides
 from setwise.runs.pretraining import choose_device, encoder_of, export, pretrain, probe
 
 __all__ = [
     "choose_device",
     "embed",
+    "embed_run",
     "encoder_of",
     "export",
     "home",
@@ -27,6 +28,7 @@ __all__ = [
     "run_of",
     "run_pairs",
     "title_of",
+    "write_sides",
 ]
 
 

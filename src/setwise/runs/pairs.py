@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 import setwise.records as records
+import setwise.register as register
 from setwise.data import PairSet, has_test_split, load_pairs
+from setwise.data.loading import source_of
 from setwise.encoders import evaluating
 from setwise.evaluation.retrieval import MOST, pair_retrieval
 from setwise.methods import Batch, Pairs
-from setwise.recipe import Recipe
+from setwise.recipe import Recipe, source_entry
 from setwise.runs.pretraining import HELD_OUT, PYTHON, hold_out
-from setwise.training.loop import RunOptions, train
+from setwise.training import checkpoint as checkpoints
+from setwise.training.checkpoint import Checkpoint, replacing
+from setwise.training.engine import untrained
+from setwise.training.loop import RunOptions, about, check_same_data, train
 from setwise.training.progress import print_line
 
 ROWS = 1024  # pairs that go through the networks at a time
+READING = ("vocabulary", "ngrams", "length")  # options of texts: how a run reads them, wherever they are
 
 
 def pair_data(recipe: Recipe, root: Path | None, given: PairSet | None = None) -> tuple[PairSet, PairSet]:
@@ -109,3 +117,45 @@ def embed_pairs(method: Pairs, pairs: PairSet, device: torch.device) -> tuple[Te
             found.append(method.embed(method.encode(batch)))
     z_a, z_b = (torch.cat(side).cpu() for side in zip(*found, strict=True))
     return z_a, z_b
+
+
+def embed_run(
+    path: Path, pairs: str | os.PathLike[str] | PairSet, *, device: torch.device, root: Path | None = None
+) -> tuple[Tensor, Tensor]:
+    """The embeddings of both sides of other pairs by a run's encoders and heads; of a data set, of its test split."""
+    found = checkpoints.load(path)
+    if not found.recipe.pairs:
+        raise ValueError(f"expected a run of method pairs in {path}, got one of {found.recipe.method.name!r}")
+    data = pairs if isinstance(pairs, PairSet) else _read_as(found, pairs, root)
+    same = ("shape", "second_shape")
+    theirs, mine = ({name: one.get(name) for name in same} for one in (found.data, about(data)))
+    check_same_data(theirs, mine, f"{path} was trained on", "give pairs of the same kinds and sizes")
+    state = {name.removeprefix("model."): x for name, x in found.tensors.items() if name.startswith("model.")}
+    method = untrained(found.recipe, data, 0)
+    if any(x.dtype == torch.float64 for x in state.values()):
+        method.double()
+    method.load_state_dict(state)
+    assert isinstance(method, Pairs)
+    return embed_pairs(method.to(device), data, device)
+
+
+def _read_as(found: Checkpoint, source: str | os.PathLike[str], root: Path | None) -> PairSet:
+    """The pairs of a source, read as the run read its own: the same words, the same size of images."""
+    entry = register.data[source_of(source)[0]]
+    used = found.recipe.data.options
+    same = entry.name == source_entry(found.recipe.data.source).name
+    options = {name: value for name, value in used.items() if name in entry.options and (same or name in READING)}
+    if "size" in entry.options:
+        options["size"] = tuple(found.data["shape"][1:])
+    return load_pairs(source, root, split="test" if has_test_split(source) else "train", options=options)
+
+
+def write_sides(path: Path, source: str, out: Path, *, device: torch.device, root: Path | None = None) -> list[Path]:
+    """Write what ``embed_run`` gives to two .npy files, x-first.npy and x-second.npy for x.npy; returns them."""
+    if out.suffix != ".npy":
+        raise ValueError(f"expected a file that ends in .npy for the embeddings of pairs, got {out}")
+    files = [out.with_name(f"{out.stem}-{side}.npy") for side in ("first", "second")]
+    for file, z in zip(files, embed_run(path, source, device=device, root=root), strict=True):
+        with replacing(file) as temporary, temporary.open("wb") as stream:
+            np.save(stream, z.numpy(), allow_pickle=False)
+    return files

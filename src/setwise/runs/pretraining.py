@@ -283,12 +283,22 @@ def fine_tuning(recipe: Recipe, epochs: int) -> Recipe:
     return Recipe.read(tree)
 
 
+def check_on_images(found: Checkpoint, path: Path) -> None:
+    """Raise unless the run's encoder takes images."""
+    if len(found.data.get("shape", ())) != 3:
+        raise ValueError(
+            f"expected a run whose encoder takes images, got {path}, which was trained on pairs of others; "
+            "`setwise embed RUN PAIRS --out x.npy` (run.embed_pairs in Python) embeds such pairs"
+        )
+
+
 def export(path: Path, folder: Path, *, onnx: bool = True) -> dict[str, Path]:
     """Write a checkpoint's encoder as safetensors with a config, and as ONNX if possible; returns the files."""
     from setwise.evaluation.export import export as write
     from setwise.evaluation.export import missing_packages
 
     found = checkpoints.load(path)
+    check_on_images(found, path)
     encoder = encoder_of(found, path).float()
     config = {
         "name": found.recipe.encoder.name,

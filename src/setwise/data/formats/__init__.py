@@ -7,7 +7,17 @@ from pathlib import Path
 from setwise.checks import see
 from setwise.data.api import DataError
 from setwise.data.fetching.published import Published
-from setwise.data.formats import cifar, cuhk03, digits, folder, multi30k, text_pairs, tiny_imagenet
+from setwise.data.formats import (
+    captions,
+    cifar,
+    cuhk03,
+    digits,
+    feature_pairs,
+    folder,
+    multi30k,
+    text_pairs,
+    tiny_imagenet,
+)
 from setwise.data.formats.listing import has_images, has_train
 
 __all__ = ["PUBLISHED", "digits", "kind_of_path", "recognise"]
@@ -15,7 +25,12 @@ __all__ = ["PUBLISHED", "digits", "kind_of_path", "recognise"]
 PUBLISHED: dict[str, Published] = {
     one.name: one for one in (*cifar.PUBLISHED.values(), tiny_imagenet.PUBLISHED, cuhk03.PUBLISHED, multi30k.PUBLISHED)
 }
-ENDINGS = {".tsv": text_pairs.NAME, ".tsv.gz": text_pairs.NAME}
+ENDINGS = {  # of your own files; the first that fits counts
+    "captions.tsv": captions.NAME,
+    ".tsv": text_pairs.NAME,
+    ".tsv.gz": text_pairs.NAME,
+    ".npy": feature_pairs.NAME,
+}
 
 
 def kind_of_path(path: str | Path) -> str:
@@ -34,7 +49,7 @@ def recognise(path: Path) -> str:
         return kind_of_path(path)
     if path.is_file():
         raise DataError(
-            f"expected a folder, a .mat or a .tsv file, got {path}; unpack an archive: "
+            f"expected a folder, a .mat, .tsv or .npy file, got {path}; unpack an archive: "
             f"`setwise data fetch NAME --source {path}`"
         )
     if not path.exists():
