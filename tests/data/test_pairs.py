@@ -58,6 +58,7 @@ def test_a_file_of_pairs(tmp_path):
         for row, text in zip(side.values, texts, strict=True):
             assert row[row > 0].tolist() == tokenizer.ids(text).tolist()
     assert sw.data.load_pairs(path, options={"length": 4}).first.values.dtype == torch.int32
+    assert len(sw.data.load_pairs(path)) == 2
     path.write_text("another\tline\n")
     assert len(sw.data.load_pairs(path)) == 1, "a file that has changed is read again"
     zipped = tmp_path / "mine.tsv.gz"

@@ -124,10 +124,12 @@ def train(
             engine.method.encoder.load_state_dict(encoder)
         if earlier is not None:
             engine.restore(earlier.tensors)
-        history = [] if earlier is None else list(earlier.history)
+        history, unit = [] if earlier is None else list(earlier.history), "pairs" if recipe.pairs else "images"
         with (
             contextlib.closing(engine),
-            Reporter(title, epochs=recipe.epochs, images=len(data), quiet=how.quiet or not first) as reporter,
+            Reporter(
+                title, epochs=recipe.epochs, images=len(data), quiet=how.quiet or not first, unit=unit
+            ) as reporter,
             open_loggers(folder, history, (*ALWAYS, *how.loggers) if first else ()) as loggers,
             Signals() as signals,
         ):
