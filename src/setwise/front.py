@@ -214,7 +214,8 @@ def pretrain(
         if changes is not None and resume and (folder / CHECKPOINT).exists():  # it keeps what it chose
             chosen, changes = checkpoints.load(folder).recipe.changed(changes), None
         source = chosen.data.source
-        if source not in register.data and Path(source).exists():  # so that the run finds its data from elsewhere too
+        file = "pairs" in source_entry(source).takes and Path(source).is_file()
+        if source not in register.data and (file or Path(source).is_dir()):  # the run finds its data from elsewhere too
             chosen = chosen.changed({"data.source": os.path.abspath(source)})
         options: Any = {"name": plan.title, "seed": seed, "how": how, "root": place, "evaluate": evaluate}
         if changes is not None:

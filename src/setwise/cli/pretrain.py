@@ -201,7 +201,13 @@ def print_help(command: str, recipe: Recipe) -> None:
 
 
 def _print_line(option: str, value: object, about: str) -> None:
-    shown = "none" if value is None or value == () else ",".join(map(str, value)) if type(value) is list else str(value)
+    shown = (
+        "none"
+        if value is None or value == ()
+        else ",".join(map(str, value))
+        if isinstance(value, (list, tuple))
+        else str(value)
+    )
     print(f"  {f'{option} {shown}':50} {about}".rstrip())
 
 
