@@ -201,13 +201,8 @@ def print_help(command: str, recipe: Recipe) -> None:
 
 
 def _print_line(option: str, value: object, about: str) -> None:
-    shown = (
-        "none"
-        if value is None or value == ()
-        else ",".join(map(str, value))
-        if isinstance(value, (list, tuple))
-        else str(value)
-    )
+    value = ",".join(map(str, value)) if isinstance(value, (list, tuple)) and value else value
+    shown = "none" if value is None or value == () else str(value)
     print(f"  {f'{option} {shown}':50} {about}".rstrip())
 
 
