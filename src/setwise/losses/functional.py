@@ -38,6 +38,7 @@ from torch.nn.functional import softplus
 
 from setwise.assignment.smoothing import Mining, Smoothing
 from setwise.checks import check_matrix, check_overflow
+from setwise.kernels.scores import Products
 from setwise.losses.options import Reduction, Temperature, check_options, check_temperature, public, words_of
 from setwise.losses.parallel import Processes
 from setwise.losses.set_level import qare, quadratic_assignment_loss
@@ -164,6 +165,7 @@ def info_nce(
     similarity: Similarity = "cosine",
     symmetric: bool = False,
     block_size: int | None = None,
+    products: Products = "float32",
     peers: Processes | None = None,
 ) -> Tensor:
     r"""InfoNCE: the row-wise entropic assignment loss, Eq. (13) / (Nτ) (Proposition 2).
@@ -187,6 +189,7 @@ def info_nce(
         block_size=block_size,
         processes=peers,
         labels=labels,
+        products=products,
     )
     return losses.mean() if peers is None else peers.finish(losses.mean())
 
@@ -203,6 +206,7 @@ def nt_xent(
     similarity: Similarity = "cosine",
     clamp: float | None = None,
     block_size: int | None = None,
+    products: Products = "float32",
     peers: Processes | None = None,
 ) -> Tensor:
     r"""NT-Xent, SimCLR's loss: Eq. (13) / (Nτ) with each of the 2N views choosing among the 2N - 1 others.
@@ -223,6 +227,7 @@ def nt_xent(
         block_size=block_size,
         processes=peers,
         labels=labels,
+        products=products,
     )
     loss = losses.mean() if reduction == "mean" else math.log(len(losses)) - torch.logsumexp(-losses, 0)
     return loss if peers is None else peers.finish(loss)

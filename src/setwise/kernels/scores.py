@@ -1,0 +1,201 @@
+"""Sums over scores that are never stored: log-sum-exps of rows and columns, and their gradient tile by tile.
+
+A score is the product of two unit rows times ``scale``. On a GPU a unit row is stored times ``SPAN`` in half precision: in
+one part, or in two (high and low), whose products high · high + high · low + low · high have the digits of float32 and
+take three times as long. float16 has as many digits as tf32 and is twice as fast. Elsewhere a row stays as it is.
+
+``place`` says where a tile lies: (row_first, period, shift, partner, itself). Row i is number h = row_first + i of its
+set. Column partner + (h + shift) % period is its partner and column itself + h is the row itself; neither counts.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import warnings
+from functools import cache
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from setwise.kernels.rows import SHORTEST, unit_rows, unit_rows_backward
+
+Products = Literal["float32", "float16", "bfloat16"]
+SPAN = 64.0  # lifts the low parts out of float16's subnormal numbers
+STEP = 64  # columns of a stored row come in so many
+NOWHERE = -(2**30)  # a column that no row has
+Place = tuple[int, int, int, int, int]
+Labels = tuple[Tensor, Tensor] | None
+
+
+class Stored(NamedTuple):
+    """Unit rows as they are multiplied [n, parts, depth], and the two divisors of each [2, n, 1]."""
+
+    values: Tensor
+    lengths: Tensor
+
+    @property
+    def span(self) -> float:
+        """What the rows are multiplied by."""
+        return SPAN if self.values.dtype in (torch.float16, torch.bfloat16) else 1.0
+
+
+@cache
+def _triton() -> Any:
+    """The module of kernels, or None and a warning where Triton is not installed."""
+    try:
+        return importlib.import_module("setwise.kernels.scores_triton")
+    except ImportError as error:
+        warnings.warn(f"large batches are compared by plain torch, since Triton is missing: {error}", stacklevel=4)
+        return None
+
+
+def serves(z: Tensor) -> bool:
+    """Whether the kernels take ``z``: on a GPU with tensor cores for bfloat16, in float32 or half precision."""
+    if (
+        not z.is_cuda
+        or torch.compiler.is_compiling()
+        or z.dtype == torch.float64
+        or z.shape[-1] > 4096
+        or torch.version.hip is not None
+    ):
+        return False
+    return torch.cuda.get_device_capability(z.device) >= (8, 0) and _triton() is not None
+
+
+def store(z: Tensor, products: Products) -> Stored:
+    """Rows of ``z`` [n, E] at length 1, ready to be multiplied."""
+    if z.is_cuda:
+        dtype = torch.bfloat16 if products == "bfloat16" else torch.float16
+        parts, depth = 1 + (products == "float32"), -(-z.shape[1] // STEP) * STEP
+        return Stored(*_triton().store(z, dtype, parts, depth, SPAN))
+    unit, lengths = unit_rows(z if z.dtype == torch.float64 else z.float())
+    return Stored(unit[:, None], lengths)
+
+
+def split(rows: Stored, dtype: torch.dtype, parts: int) -> Stored:
+    """Rows that are stored as they are, in parts of half precision: what the GPU has, for tests."""
+    wide = SPAN * rows.values[:, 0]
+    high = wide.to(dtype)
+    return Stored(torch.stack([high, (wide - high).to(dtype)][:parts], 1), rows.lengths)
+
+
+def _scores(x: Tensor, y: Tensor, scale: Tensor, span: float) -> Tensor:
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    x, y = x.to(wide), y.to(wide)
+    total = x[:, 0] @ y[:, 0].mT
+    if x.shape[1] == 2:
+        total = total + x[:, 0] @ y[:, 1].mT + x[:, 1] @ y[:, 0].mT
+    return total * (scale / span**2)
+
+
+def _hidden(n: int, m: int, place: Place, device: torch.device) -> Tensor:
+    row_first, period, shift, partner, itself = place
+    home, columns = torch.arange(n, device=device)[:, None] + row_first, torch.arange(m, device=device)
+    return (columns == partner + (home + shift) % period) | (columns == itself + home)
+
+
+def sums(
+    x: Stored, y: Stored, scale: Tensor, *, place: Place, labels: Labels = None, columns: bool = False
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of each row [n] and, if asked for, of each column [m]: log-sum-exp of its scores, sum of its true scores.
+
+    True are the pairs with one label. What is not asked for is empty.
+    """
+    if x.values.is_cuda:
+        result: tuple[Tensor, ...] = _triton().sums(x.values, y.values, scale, labels, columns, x.span**2, *place)
+        return result[0], result[1], result[2], result[3]
+    scores = _scores(x.values, y.values, scale, x.span)
+    hidden, none = _hidden(*scores.shape, place, scores.device), scores.new_empty(0)
+    truths = [none, none]
+    if labels is not None:
+        true = torch.where((labels[0][:, None] == labels[1]) & ~hidden, scores, 0.0)
+        truths = [true.sum(1), true.sum(0) if columns else none]
+    scores = scores.masked_fill_(hidden, -math.inf)
+    return scores.logsumexp(1), truths[0], scores.logsumexp(0) if columns else none, truths[1]
+
+
+def weights(
+    x: Stored,
+    y: Stored,
+    scale: Tensor,
+    *,
+    place: Place,
+    labels: Labels = None,
+    of_rows: tuple[Tensor, Tensor, Tensor],
+    of_columns: tuple[Tensor, Tensor, Tensor] | None,
+) -> list[Tensor]:
+    """The weight of every pair [n, m], in parts as ``x`` has them: the gradient of ``sums`` in the scores.
+
+    ``of_rows``: log-sum-exp [n], weight of it [n], weight of the true scores [n]; ``of_columns`` likewise.
+    """
+    if x.values.is_cuda:
+        parts: list[Tensor] = _triton().weights(
+            x.values, y.values, scale, labels, of_rows, of_columns, x.span**2, *place
+        )
+        return parts
+    scores = _scores(x.values, y.values, scale, x.span)
+    log, weight, pull = (v[:, None] if len(v) else v for v in of_rows)
+    total = torch.exp(scores - log) * weight
+    if of_columns is not None:
+        total += torch.exp(scores - of_columns[0]) * of_columns[1]
+        pull = pull + of_columns[2]
+    if labels is not None:
+        total += torch.where(labels[0][:, None] == labels[1], pull, 0.0)
+    total = total.masked_fill_(_hidden(*scores.shape, place, scores.device), 0.0)
+    high = total.to(x.values.dtype)
+    return [high, (total - high).to(x.values.dtype)][: x.values.shape[1]]
+
+
+def add_product(total: Tensor, left: list[Tensor], right: Tensor, *, fresh: bool = False) -> None:
+    """total [n, E] += left · right, both in parts: [n, m] each, and [m, parts, depth]. ``fresh``: total is not read."""
+    pairs = [(left[0], right[:, 0])]
+    if len(left) == 2:
+        pairs += [(left[0], right[:, 1]), (left[1], right[:, 0])]
+    for a, b in pairs:
+        b = b[:, : total.shape[1]]
+        if total.dtype == a.dtype:
+            torch.addmm(total, a, b, beta=0 if fresh else 1, out=total)
+        elif total.is_cuda:
+            torch.addmm(total, a, b, out_dtype=torch.float32, beta=0 if fresh else 1, out=total)
+        else:
+            product = a.to(total.dtype) @ b.to(total.dtype)
+            total.copy_(product if fresh else total + product)
+        fresh = False
+
+
+def dots(z_x: Tensor, z_y: Tensor, lengths_x: Tensor, lengths_y: Tensor, scale: Tensor, shift: int) -> Tensor:
+    """Scores [n] of row i of ``z_x`` with row (i + shift) % n of ``z_y``, in float32 at least."""
+    if z_x.is_cuda:
+        result: Tensor = _triton().dots(z_x, z_y, lengths_x, lengths_y, scale, shift)
+        return result
+    a, b = (unit_rows(z if z.dtype == torch.float64 else z.float())[0] for z in (z_x, z_y[: len(z_x)]))
+    return (a * b.roll(-shift, 0)).sum(1) * scale
+
+
+def finish(
+    total: Tensor,
+    z: Tensor,
+    lengths: Tensor,
+    other: Tensor,
+    other_lengths: Tensor,
+    pulls: Tensor,
+    scale: Tensor,
+    unit: Tensor,
+    shift: int,
+) -> Tensor:
+    """Turn ``total`` [n, E], the sum of weights times stored rows, into the gradient in ``z``, in place.
+
+    Its unit is ``unit``. Row i < len(pulls) is pulled with ``pulls[i]`` towards row (i + shift) % len(pulls) of the
+    other set. Gives <unit row, gradient in it> [n], from which comes the gradient of the scale.
+    """
+    if total.is_cuda:
+        along: Tensor = _triton().finish(total, z, lengths, other, other_lengths, pulls, scale, unit, shift, SHORTEST)
+        return along
+    wide = [unit_rows(v if v.dtype == torch.float64 else v.float())[0] for v in (z, other)]
+    grad = total * unit
+    grad[: len(pulls)] += pulls[:, None] * wide[1][: len(pulls)].roll(-shift, 0)
+    grad *= scale
+    total.copy_(unit_rows_backward(grad, wide[0], lengths, z.shape[1]))
+    return (grad * wide[0]).sum(1)
