@@ -3,8 +3,6 @@
 import pytest
 import torch
 
-import setwise as sw
-from setwise.kernels import scores as kernels
 from setwise.losses import large, structured
 
 N, E = 13, 5

@@ -1,8 +1,9 @@
 """Sums over scores that are never stored: log-sum-exps of rows and columns, and their gradient tile by tile.
 
-A score is the product of two unit rows times ``scale``. On a GPU a unit row is stored times ``SPAN`` in half precision: in
-one part, or in two (high and low), whose products high · high + high · low + low · high have the digits of float32 and
-take three times as long. float16 has as many digits as tf32 and is twice as fast. Elsewhere a row stays as it is.
+A score is the product of two unit rows times ``scale``. On a GPU a unit row is stored times ``SPAN`` in half precision,
+in one part or in two (high and low). Of two parts the products high · high + high · low + low · high have the digits of
+float32 and take three times as long. float16 has as many digits as tf32 and is twice as fast. Elsewhere a row stays as
+it is.
 
 ``place`` says where a tile lies: (row_first, period, shift, partner, itself). Row i is number h = row_first + i of its
 set. Column partner + (h + shift) % period is its partner and column itself + h is the row itself; neither counts.
@@ -13,6 +14,7 @@ from __future__ import annotations
 import importlib
 import math
 import warnings
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, Literal, NamedTuple
 
@@ -23,6 +25,7 @@ from setwise.kernels.rows import SHORTEST, unit_rows, unit_rows_backward
 
 Products = Literal["float32", "float16", "bfloat16"]
 SPAN = 64.0  # lifts the low parts out of float16's subnormal numbers
+LIFT = 13  # the largest weight becomes 2^13, so that half precision loses the least of the small ones
 STEP = 64  # columns of a stored row come in so many
 NOWHERE = -(2**30)  # a column that no row has
 Place = tuple[int, int, int, int, int]
@@ -90,9 +93,9 @@ def _scores(x: Tensor, y: Tensor, scale: Tensor, span: float) -> Tensor:
     return total * (scale / span**2)
 
 
-def _hidden(n: int, m: int, place: Place, device: torch.device) -> Tensor:
+def _hidden(scores: Tensor, place: Place) -> Tensor:
     row_first, period, shift, partner, itself = place
-    home, columns = torch.arange(n, device=device)[:, None] + row_first, torch.arange(m, device=device)
+    home, columns = torch.arange(len(scores))[:, None] + row_first, torch.arange(scores.shape[1])
     return (columns == partner + (home + shift) % period) | (columns == itself + home)
 
 
@@ -107,7 +110,7 @@ def sums(
         result: tuple[Tensor, ...] = _triton().sums(x.values, y.values, scale, labels, columns, x.span**2, *place)
         return result[0], result[1], result[2], result[3]
     scores = _scores(x.values, y.values, scale, x.span)
-    hidden, none = _hidden(*scores.shape, place, scores.device), scores.new_empty(0)
+    hidden, none = _hidden(scores, place), scores.new_empty(0)
     truths = [none, none]
     if labels is not None:
         true = torch.where((labels[0][:, None] == labels[1]) & ~hidden, scores, 0.0)
@@ -123,16 +126,18 @@ def weights(
     *,
     place: Place,
     labels: Labels = None,
-    of_rows: tuple[Tensor, Tensor, Tensor],
-    of_columns: tuple[Tensor, Tensor, Tensor] | None,
+    of_rows: Sequence[Tensor],
+    of_columns: Sequence[Tensor] | None,
+    most: Tensor,
 ) -> list[Tensor]:
     """The weight of every pair [n, m], in parts as ``x`` has them: the gradient of ``sums`` in the scores.
 
-    ``of_rows``: log-sum-exp [n], weight of it [n], weight of the true scores [n]; ``of_columns`` likewise.
+    ``of_rows``: log-sum-exp [n], weight of it [n], weight of the true scores [n]; ``of_columns`` likewise. All weights
+    are multiplied by the power of 2 that takes ``most``, the largest of these, to 2^LIFT.
     """
     if x.values.is_cuda:
         parts: list[Tensor] = _triton().weights(
-            x.values, y.values, scale, labels, of_rows, of_columns, x.span**2, *place
+            x.values, y.values, scale, labels, of_rows, of_columns, most, x.span**2, LIFT, *place
         )
         return parts
     scores = _scores(x.values, y.values, scale, x.span)
@@ -143,9 +148,21 @@ def weights(
         pull = pull + of_columns[2]
     if labels is not None:
         total += torch.where(labels[0][:, None] == labels[1], pull, 0.0)
-    total = total.masked_fill_(_hidden(*scores.shape, place, scores.device), 0.0)
+    total = total.masked_fill_(_hidden(scores, place), 0.0) * _lift(most)
     high = total.to(x.values.dtype)
     return [high, (total - high).to(x.values.dtype)][: x.values.shape[1]]
+
+
+def largest(first: Tensor, second: Tensor, third: Tensor) -> Tensor:
+    """The largest absolute value [] of three tensors, of which the first two are as long."""
+    if first.is_cuda:
+        result: Tensor = _triton().largest(first, second, third)
+        return result
+    return torch.cat([first, second, third]).abs().amax()
+
+
+def _lift(most: Tensor) -> Tensor:
+    return torch.exp2(LIFT - most.clamp_min(1e-30).log2().ceil())
 
 
 def add_product(total: Tensor, left: list[Tensor], right: Tensor, *, fresh: bool = False) -> None:
@@ -182,19 +199,24 @@ def finish(
     other_lengths: Tensor,
     pulls: Tensor,
     scale: Tensor,
-    unit: Tensor,
+    most: Tensor,
+    span: float,
     shift: int,
 ) -> Tensor:
     """Turn ``total`` [n, E], the sum of weights times stored rows, into the gradient in ``z``, in place.
 
-    Its unit is ``unit``. Row i < len(pulls) is pulled with ``pulls[i]`` towards row (i + shift) % len(pulls) of the
-    other set. Gives <unit row, gradient in it> [n], from which comes the gradient of the scale.
+    ``most``, ``span``: what weights and rows are multiplied by, see ``weights``. Row i < len(pulls) is pulled with
+    ``pulls[i]`` towards row (i + shift) % len(pulls) of the other set. Gives <unit row, gradient in it> [n], from
+    which comes the gradient of the scale.
     """
     if total.is_cuda:
-        along: Tensor = _triton().finish(total, z, lengths, other, other_lengths, pulls, scale, unit, shift, SHORTEST)
+        constants = {"SPAN": span, "LIFT": LIFT, "SHORTEST": SHORTEST}
+        along: Tensor = _triton().finish(
+            total, z, lengths, other, other_lengths, pulls, scale, most, shift, **constants
+        )
         return along
     wide = [unit_rows(v if v.dtype == torch.float64 else v.float())[0] for v in (z, other)]
-    grad = total * unit
+    grad = total / (span * _lift(most))
     grad[: len(pulls)] += pulls[:, None] * wide[1][: len(pulls)].roll(-shift, 0)
     grad *= scale
     total.copy_(unit_rows_backward(grad, wide[0], lengths, z.shape[1]))

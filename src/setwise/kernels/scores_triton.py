@@ -1,12 +1,13 @@
 """Triton kernels behind ``kernels.scores``: products of stored rows on tensor cores, and what is made of each tile.
 
-A stored row holds the unit row times ``RANGE`` in half precision, in one part or in two (high and low). Sums of powers
+A stored row holds the unit row times ``SPAN`` in half precision, in one part or in two (high and low). Sums of powers
 are in base 2 inside. Integers that change from call to call are not specialised, so that each kernel compiles once.
 """
 
-# ruff: noqa: N803  # compile-time constants are in capitals
-
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 import triton
@@ -63,6 +64,26 @@ def _logs(scores, AXIS: tl.constexpr):
     return top + tl.log2(tl.sum(tl.exp2(scores - tl.expand_dims(top, AXIS)), AXIS))
 
 
+@triton.jit
+def _lift(largest, LIFT: tl.constexpr):
+    """The power of 2 that takes the largest weight to 2^LIFT."""
+    return tl.exp2(LIFT - tl.ceil(tl.log2(tl.maximum(tl.load(largest), 1e-30))))
+
+
+@triton.jit(do_not_specialize=["n", "m"])
+def _largest(first, second, third, out, n, m, BLOCK: tl.constexpr):
+    k = tl.arange(0, BLOCK)
+    top = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, n, BLOCK):
+        for source in tl.static_range(2):
+            value = tl.abs(tl.load((first if source == 0 else second) + start + k, start + k < n, 0.0))
+            top = tl.where((value > top) | (value != value), value, top)
+    for start in range(0, m, BLOCK):
+        value = tl.abs(tl.load(third + start + k, start + k < m, 0.0))
+        top = tl.where((value > top) | (value != value), value, top)
+    tl.store(out, tl.max(top, 0))
+
+
 CHANGING = ["n", "m", "row_first", "period", "shift", "partner", "itself"]
 
 
@@ -116,26 +137,27 @@ def _merge(logs, truths, out, out_truths, n, count, LABELS: tl.constexpr, BLOCK:
 @triton.jit(do_not_specialize=CHANGING)
 def _weights(
     x, y, scale, labels_x, labels_y, row_logs, row_weights, row_pulls, column_logs, column_weights, column_pulls,
-    high, low, n, m, row_first, period, shift, partner, itself, stride,
+    largest, high, low, n, m, row_first, period, shift, partner, itself, stride,
     DEPTH: tl.constexpr, PARTS: tl.constexpr, FACTOR: tl.constexpr, COLUMNS: tl.constexpr, LABELS: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
+    LIFT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     tall, wide = _place(n, m, BM, BN, GROUP)
     rows, columns = tall * BM + tl.arange(0, BM), wide * BN + tl.arange(0, BN)
     scores = _scores(x, y, scale, rows, columns, n, m, stride, DEPTH, PARTS, FACTOR, BM, BN, BK)
     hidden = _hidden(rows, columns, n, m, row_first, period, shift, partner, itself)
+    lift = _lift(largest, LIFT)
     logs = tl.load(row_logs + rows, rows < n, 0.0) * LOG2E
-    weights = tl.exp2(scores - logs[:, None]) * tl.load(row_weights + rows, rows < n, 0.0)[:, None]
+    weights = tl.exp2(scores - logs[:, None]) * (tl.load(row_weights + rows, rows < n, 0.0) * lift)[:, None]
     if COLUMNS:
         logs = tl.load(column_logs + columns, columns < m, 0.0) * LOG2E
-        more = tl.load(column_weights + columns, columns < m, 0.0)
+        more = tl.load(column_weights + columns, columns < m, 0.0) * lift
         weights += tl.exp2(scores - logs[None, :]) * more[None, :]
     if LABELS:
         of_rows, of_columns = tl.load(labels_x + rows, rows < n, 0), tl.load(labels_y + columns, columns < m, 0)
         pulls = tl.load(row_pulls + rows, rows < n, 0.0)[:, None]
         if COLUMNS:
             pulls = pulls + tl.load(column_pulls + columns, columns < m, 0.0)[None, :]
-        weights += tl.where(of_rows[:, None] == of_columns[None, :], pulls, 0.0)
+        weights += tl.where(of_rows[:, None] == of_columns[None, :], pulls * lift, 0.0)
     weights = tl.where(hidden, 0.0, weights)
     inside = (rows < n)[:, None] & (columns < m)[None, :]
     place = rows.to(tl.int64)[:, None] * m + columns[None, :]
@@ -146,7 +168,10 @@ def _weights(
 
 
 @triton.jit
-def _store(z, out, lengths, n, width, DEPTH: tl.constexpr, PARTS: tl.constexpr, RANGE: tl.constexpr, BLOCK: tl.constexpr):
+def _store(
+    z, out, lengths, n, width,
+    DEPTH: tl.constexpr, PARTS: tl.constexpr, SPAN: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     k = tl.arange(0, BLOCK)
     values = tl.load(z + row * width + k, k < width, 0.0).to(tl.float32)
@@ -154,11 +179,12 @@ def _store(z, out, lengths, n, width, DEPTH: tl.constexpr, PARTS: tl.constexpr, 
     divisor = tl.where(largest == 0.0, 1.0, largest)
     values = values / divisor
     length = tl.sqrt(tl.sum(values * values, 0))
-    values = values * (RANGE / tl.maximum(length, 1.0))
+    values = values * (SPAN / tl.maximum(length, 1.0))
     rounded = values.to(out.dtype.element_ty)
     tl.store(out + row * (PARTS * DEPTH) + k, rounded, k < DEPTH)
     if PARTS == 2:
-        tl.store(out + row * (2 * DEPTH) + DEPTH + k, (values - rounded.to(tl.float32)).to(out.dtype.element_ty), k < DEPTH)
+        low = (values - rounded.to(tl.float32)).to(out.dtype.element_ty)
+        tl.store(out + row * (2 * DEPTH) + DEPTH + k, low, k < DEPTH)
     tl.store(lengths + row, divisor)
     tl.store(lengths + n + row, length)
 
@@ -176,8 +202,8 @@ def _dots(z_x, z_y, lengths_x, lengths_y, scale, out, n, m, shift, width, BLOCK:
 
 @triton.jit
 def _finish(
-    total, z, lengths, other, other_lengths, pulls, scale, unit, along, out, n, m, pulled, shift, width,
-    SHORTEST: tl.constexpr, BLOCK: tl.constexpr,
+    total, z, lengths, other, other_lengths, pulls, scale, largest, along, n, m, pulled, shift, width,
+    SPAN: tl.constexpr, LIFT: tl.constexpr, SHORTEST: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Gradient of a row of ``z`` from ``total``, the sum of weights times stored rows, and from the row's partner."""
     row = tl.program_id(0).to(tl.int64)
@@ -185,7 +211,7 @@ def _finish(
     inside = k < width
     divisor, length = tl.load(lengths + row), tl.load(lengths + n + row)
     x = tl.load(z + row * width + k, inside, 0.0).to(tl.float32) / divisor / tl.maximum(length, 1.0)
-    grad = tl.load(total + row * width + k, inside, 0.0) * tl.load(unit)
+    grad = tl.load(total + row * width + k, inside, 0.0) / (SPAN * _lift(largest, LIFT))
     if row < pulled:
         place = (row + shift) % pulled
         y = tl.load(other + place * width + k, inside, 0.0).to(tl.float32) / tl.load(other_lengths + place)
@@ -194,14 +220,13 @@ def _finish(
     dot = tl.sum(grad * x, 0)
     tl.store(along + row, dot)
     inverse = tl.where(length == 0.0, 0.0, 1.0 / length)
-    tl.store(out + row * width + k, (grad - dot * x) * inverse / tl.maximum(divisor, SHORTEST), inside)
+    tl.store(total + row * width + k, (grad - dot * x) * inverse / tl.maximum(divisor, SHORTEST), inside)
 
 
-def _options(x: Tensor, factor: float, columns: bool, labels: Tensor | None) -> dict[str, object]:
+def _options(x: Tensor, factor: float, columns: bool, labels: object) -> dict[str, Any]:
     parts, depth = x.shape[1:]
-    return {"stride": parts * depth, "DEPTH": depth, "PARTS": parts, "FACTOR": factor, "COLUMNS": columns} | {
-        "LABELS": labels is not None
-    }
+    options = {"stride": parts * depth, "DEPTH": depth, "PARTS": parts, "FACTOR": factor, "COLUMNS": columns}
+    return options | {"LABELS": labels is not None}
 
 
 TILE = {"BM": 128, "BN": 256, "BK": 64, "GROUP": 8, "num_warps": 8, "num_stages": 3}
@@ -220,7 +245,7 @@ def sums(
     with torch.cuda.device(x.device):
         _sums[(tall * wide,)](
             x, y, scale, labels_x, labels_y, row_logs, row_truths, column_logs, column_truths, n, m, *place,
-            **_options(x, factor, columns, labels and labels_x), **TILE,
+            **_options(x, factor, columns, labels), **TILE,
         )  # fmt: skip
         of_rows = _merged(row_logs, row_truths, labels is not None)
         of_columns = _merged(column_logs, column_truths, labels is not None) if columns else (row_logs[0, :0],) * 2
@@ -231,15 +256,13 @@ def _merged(logs: Tensor, truths: Tensor, labelled: bool) -> tuple[Tensor, Tenso
     count, n = logs.shape
     out = logs.new_empty(n)
     out_truths = logs.new_empty(n if labelled else 0)
-    _merge[(triton.cdiv(n, 128),)](
-        logs, truths, out, out_truths, n, count, LABELS=labelled, BLOCK=128, num_warps=4
-    )
+    _merge[(triton.cdiv(n, 128),)](logs, truths, out, out_truths, n, count, LABELS=labelled, BLOCK=128, num_warps=4)
     return out, out_truths
 
 
 def weights(
-    x: Tensor, y: Tensor, scale: Tensor, labels: tuple[Tensor, Tensor] | None, of_rows: tuple[Tensor, ...],
-    of_columns: tuple[Tensor, ...] | None, factor: float, *place: int,
+    x: Tensor, y: Tensor, scale: Tensor, labels: tuple[Tensor, Tensor] | None, of_rows: Sequence[Tensor],
+    of_columns: Sequence[Tensor] | None, largest: Tensor, factor: float, lift: int, *place: int,
 ) -> list[Tensor]:  # fmt: skip
     """See ``scores.weights``."""
     n, m = len(x), len(y)
@@ -247,10 +270,18 @@ def weights(
     parts = [x.new_empty(n, m) for _ in range(x.shape[1])]
     with torch.cuda.device(x.device):
         _weights[(triton.cdiv(n, TILE["BM"]) * triton.cdiv(m, TILE["BN"]),)](
-            x, y, scale, labels_x, labels_y, *of_rows, *(of_columns or of_rows), parts[0], parts[-1], n, m, *place,
-            **_options(x, factor, of_columns is not None, labels and labels_x), **TILE,
+            x, y, scale, labels_x, labels_y, *of_rows, *(of_columns or of_rows), largest, parts[0], parts[-1], n, m,
+            *place, **_options(x, factor, of_columns is not None, labels), LIFT=lift, **TILE,
         )  # fmt: skip
     return parts
+
+
+def largest(first: Tensor, second: Tensor, third: Tensor) -> Tensor:
+    """See ``scores.largest``."""
+    out = first.new_empty(())
+    with torch.cuda.device(first.device):
+        _largest[(1,)](first, second, third, out, len(first), len(third), BLOCK=4096, num_warps=8)
+    return out
 
 
 def _block(width: int) -> dict[str, int]:
@@ -263,7 +294,7 @@ def store(z: Tensor, dtype: torch.dtype, parts: int, depth: int, span: float) ->
     n, width = z.shape
     out, lengths = z.new_empty((n, parts, depth), dtype=dtype), z.new_empty((2, n, 1), dtype=torch.float32)
     with torch.cuda.device(z.device):
-        _store[(n,)](z.contiguous(), out, lengths, n, width, DEPTH=depth, PARTS=parts, RANGE=span, **_block(depth))
+        _store[(n,)](z.contiguous(), out, lengths, n, width, DEPTH=depth, PARTS=parts, SPAN=span, **_block(depth))
     return out, lengths
 
 
@@ -277,13 +308,13 @@ def dots(z_x: Tensor, z_y: Tensor, lengths_x: Tensor, lengths_y: Tensor, scale: 
 
 def finish(
     total: Tensor, z: Tensor, lengths: Tensor, other: Tensor, other_lengths: Tensor, pulls: Tensor, scale: Tensor,
-    unit: Tensor, shift: int, shortest: float,
+    largest: Tensor, shift: int, **constants: float,
 ) -> Tensor:  # fmt: skip
     """See ``scores.finish``."""
     along, (n, width) = total.new_empty(len(z)), z.shape
     with torch.cuda.device(z.device):
         _finish[(n,)](
-            total, z, lengths, other, other_lengths, pulls, scale, unit, along, total, n, other_lengths.shape[1],
-            len(pulls), shift, width, SHORTEST=shortest, **_block(width),
+            total, z, lengths, other, other_lengths, pulls, scale, largest, along, n, other_lengths.shape[1],
+            len(pulls), shift, width, **constants, **_block(width),
         )  # fmt: skip
     return along

@@ -28,8 +28,7 @@ from setwise.losses.parallel import Processes
 from setwise.similarity import autocast_off, normalize
 
 TALL, WIDE = 4096, 8192  # a tile of weights: 64 MiB in half precision
-LIFT = 13  # the largest weight is below 2^13, where float16 has the most room below it
-Sums = tuple[Tensor, Tensor, Tensor, Tensor]  # log-sum-exps and truths of rows, and of columns
+Sums = Sequence[Tensor]  # log-sum-exps and truths of rows, and of columns
 
 
 @dataclass(frozen=True)
@@ -167,12 +166,12 @@ def _joined(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat([*parts], dim)
 
 
-def _lift(grads: Sums, problem: Problem) -> Tensor:
-    """The power of 2 that makes the largest weight of all processes 2^LIFT: half precision then loses the least."""
-    largest = torch.stack([g.abs().amax() for g in grads if g.numel()]).amax()
+def _most(grads: Sums, problem: Problem) -> Tensor:
+    """The largest weight of all processes."""
+    most = kernels.largest(*grads[:3])
     if problem.processes is not None and problem.processes.size > 1:
-        dist.all_reduce(largest, dist.ReduceOp.MAX, group=problem.processes.group)
-    return torch.exp2(LIFT - largest.clamp_min(1e-30).log2().ceil())
+        dist.all_reduce(most, dist.ReduceOp.MAX, group=problem.processes.group)
+    return most
 
 
 def _gradients(
@@ -186,16 +185,14 @@ def _gradients(
     grads: Sums,
     problem: Problem,
 ) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Gradients in x, in y unless it is x, and in the scale."""
+    """Gradients in x, and in y unless it is x; <unit row, gradient in it> of x [n]."""
     (n, width), m = z_x.shape, len(z_y)
-    lift = _lift(grads, problem)
-    lifted = [g * lift for g in grads]
-    of_rows = logs[0], lifted[0], lifted[1]
+    most, of_rows = _most(grads, problem), (logs[0], grads[0], grads[1])
     travelling = [y.values] + ([] if labels is None else [labels[1]])
     if problem.same:
         travelling += of_rows
     elif problem.columns:
-        travelling += logs[2], lifted[2], lifted[3]
+        travelling += logs[2], grads[2], grads[3]
     ring = _Ring(problem.processes, travelling)
     behind = _Homeward(ring, _added)
     total_x = torch.empty(n, width, dtype=logs[0].dtype, device=z_x.device)
@@ -213,6 +210,7 @@ def _gradients(
                     labels=None if labels is None or column_labels is None else (labels[0][strip], column_labels[tile]),
                     of_rows=tuple(v[strip] for v in of_rows),
                     of_columns=tuple(v[tile] for v in others) or None,
+                    most=most,
                 )
                 kernels.add_product(total_x[strip], weights, values[tile], fresh=not hop and not tile.start)
                 if not problem.same:
@@ -220,38 +218,46 @@ def _gradients(
                     kernels.add_product(total_y[tile], transposed, x.values, fresh=not strip.start)
         if not problem.same:
             behind.add([total_y])
-    unit, pulls = 1 / (lift * y.span), grads[1] if labels is None else grads[1][:0]
-    back = pulls.roll(-problem.shift)
+    pulls = grads[1] if labels is None else grads[1][:0]
+    back = pulls.roll(-problem.shift) if problem.shift else pulls
+    ends = scale, most, y.span, problem.shift
     if problem.same:
-        along = kernels.finish(total_x, z_x, y.lengths, z_y, y.lengths, pulls + back, scale, unit, problem.shift)
-        return total_x.to(z_x.dtype), None, along.sum() / (2 * scale)
+        along = kernels.finish(total_x, z_x, y.lengths, z_y, y.lengths, pulls + back, *ends)
+        return total_x.to(z_x.dtype), None, along
     (total_y,) = behind.home()
-    along = kernels.finish(total_x, z_x, x_lengths, z_y, y.lengths, pulls, scale, unit, problem.shift)
-    kernels.finish(total_y, z_y, y.lengths, z_x, x_lengths, back, scale, unit, problem.shift)
-    return total_x.to(z_x.dtype), total_y.to(z_y.dtype), along.sum() / scale
+    along = kernels.finish(total_x, z_x, x_lengths, z_y, y.lengths, pulls, *ends)
+    kernels.finish(total_y, z_y, y.lengths, z_x, x_lengths, back, *ends)
+    return total_x.to(z_x.dtype), total_y.to(z_y.dtype), along
 
 
 class _LogSums(torch.autograd.Function):
     """Log-sum-exps and truths of rows and columns, with their gradients in x, y (None: x again) and the scale."""
 
     @staticmethod
-    def forward(ctx: Any, z_x: Tensor, z_y: Tensor | None, scale: Tensor, labels: Labels, problem: Problem) -> Sums:
+    def forward(
+        ctx: Any, z_x: Tensor, z_y: Tensor | None, scale: Tensor, labels: Labels, problem: Problem
+    ) -> tuple[Tensor, ...]:
         z_x = z_x.contiguous()
         z_y = z_x if z_y is None else z_y.contiguous()
         sums, y, x_lengths = _sums(z_x, z_y, scale, labels, problem)
         ctx.problem, ctx.labels = problem, labels
         ctx.save_for_backward(z_x, z_y, scale, *y, x_lengths, *sums)
-        return sums
+        return tuple(sums)
 
     @staticmethod
     @one_derivative
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         z_x, z_y, scale, values, lengths, x_lengths, *sums = ctx.saved_tensors
-        given = tuple(g.contiguous() for g in grads)
-        x, y, of_scale = _gradients(
-            z_x, z_y, scale, ctx.labels, Stored(values, lengths), x_lengths, tuple(sums), given, ctx.problem
+        given = [g.contiguous() for g in grads]
+        x, y, along = _gradients(
+            z_x, z_y, scale, ctx.labels, Stored(values, lengths), x_lengths, sums, given, ctx.problem
         )
+        # Of one set, each pair is counted from both sides.
+        of_scale = along.sum() / (scale * (1 + ctx.problem.same)) if ctx.needs_input_grad[2] else None
         return x, y, of_scale, None, None
+
+
+log_sums: Callable[..., tuple[Tensor, ...]] = _LogSums.apply
 
 
 def cross_losses(
@@ -273,12 +279,12 @@ def cross_losses(
     others = z_b if shared is None else torch.cat([z_b, shared.to(z_b.dtype)])
     scale = _scale(z_a, temperature)
     given = None if labels is None else (labels, _labels_of(labels, len(others)))
-    logs, truths, column_logs, column_truths = _LogSums.apply(z_a, others, scale, given, problem)
+    logs, truths, column_logs, column_truths = log_sums(z_a, others, scale, given, problem)
     sides = [(z_a, logs, truths)]
     if symmetric:
         sides.append((z_b, column_logs, truths if labels is None else column_truths))
     counts = None if labels is None else _partners(labels, processes)
-    return torch.cat([_losses(z, log, truth, own, scale, counts) for z, log, truth in sides])
+    return _joined([_losses(z, log, truth, own, scale, counts) for z, log, truth in sides])
 
 
 def all_losses(
@@ -300,7 +306,7 @@ def all_losses(
         both = torch.cat([labels, labels])
         given = both, _labels_of(both, len(views if others is None else others))
         counts = _partners(both, processes) - 1
-    logs, truths, *_ = _LogSums.apply(views, others, scale, given, problem)
+    logs, truths, *_ = log_sums(views, others, scale, given, problem)
     # Both views of an item have its negatives.
     return _losses(views, logs, truths, None if own is None else torch.cat([own, own]), scale, counts)
 
