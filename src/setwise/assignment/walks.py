@@ -17,7 +17,8 @@ from setwise.assignment.heuristics import ROUND_STEPS, Floats, Ints, bend, gener
 
 WALKS = 512  # at 160 steps a row they find hidden trees of N = 40, where the CPU's budget ends 24 to 140 % above
 ENTRIES = 4_000_000  # walks x N^2 at most (but eight walks at least): the tables then stay in a large GPU's cache
-STEPS = 160  # steps a row
+STEPS = 160  # steps a row ...
+WORK = 6e10  # ... but walks x steps x N^2 at most, 15,000 steps from N = 94 on
 WARM_UP = 3  # steps before one is captured: libraries choose their kernels and allocate what they keep
 
 
@@ -25,8 +26,9 @@ def tabu_walks(a: Floats, b: Floats, linear: Floats, rng: np.random.Generator, d
     """Best permutation of a memetic search whose walks are made on ``device``."""
     n = len(a)
     count = max(8, min(WALKS, ENTRIES // n**2))
+    steps = min(STEPS * n, int(WORK / (count * n**2)))
     walks = _Walks(a, b, linear, count, device)
-    return generations(a, b, linear, rng, count, STEPS * n, lambda p, steps: walks.run(p, steps, rng))
+    return generations(a, b, linear, rng, count, steps, lambda p, steps: walks.run(p, steps, rng))
 
 
 class _Walks:
