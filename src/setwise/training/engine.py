@@ -23,7 +23,7 @@ from setwise.checks import see
 from setwise.data import ImageSet, MatchedSet
 from setwise.losses.parallel import Processes
 from setwise.methods import Batch, Method, create
-from setwise.methods.matching import draw_shots
+from setwise.methods.matching import draw_shots, passes_of_an_epoch
 from setwise.recipe import Recipe
 from setwise.training.accumulation import average_gradients, backward_in_parts, check_divisible
 from setwise.training.capture import DDP_WARM_UP, WARM_UP, captured, new_stream, within
@@ -71,7 +71,8 @@ class Engine:
             _check_share()
             torch.backends.cudnn.benchmark = True
             torch.backends.cudnn.allow_tf32 = self.precision != "float32"  # float32 means float32
-        self.sizes = self._batch_sizes(data)
+        one_pass, self.passes = self._batch_sizes(data), passes_of_an_epoch(recipe, data)
+        self._steps_a_pass, self.sizes = len(one_pass), one_pass * self.passes
         self.steps = len(self.sizes)  # in an epoch
         method = untrained(recipe, data, seed)
         method.to(device, torch.float64 if self.precision == "float64" else torch.float32)
@@ -102,7 +103,7 @@ class Engine:
 
         # What steps read and advance.
         rate_type = torch.float32 if on_gpu else torch.float64
-        self._order = torch.zeros(len(data), dtype=torch.int64, device=device)
+        self._order = torch.zeros(sum(self.sizes), dtype=torch.int64, device=device)
         self._rates = torch.zeros(self.steps, dtype=rate_type, device=device)
         self._rate = torch.zeros((), dtype=rate_type, device=device)
         self._place, self._turn, self._epoch = (torch.zeros((), dtype=torch.int64, device=device) for _ in range(3))
@@ -132,7 +133,9 @@ class Engine:
 
     def begin(self, epoch: int, step: int = 0) -> None:
         """Go to a step of an epoch; at the epoch's first the sums start at 0 and the method prepares itself."""
-        self._order.copy_(epoch_order(len(self.data), seed=self.seed, epoch=epoch))
+        used, turns = sum(self.sizes) // self.passes, range(epoch * self.passes, (epoch + 1) * self.passes)
+        orders = [epoch_order(len(self.data), seed=self.seed, epoch=turn)[:used] for turn in turns]
+        self._order.copy_(torch.cat(orders))
         rates = epoch_rates(self.recipe, epoch, self.steps)
         self._rates.copy_(rates)
         self.last_rate = rates[-1].item()
@@ -203,6 +206,8 @@ class Engine:
     def batch(self, samples: Tensor, images: Tensor | None = None) -> Batch:
         """The images of these samples: themselves, or a shot of each view of these identities."""
         data, seed, epoch = self.data, self._seed, self._epoch
+        if self.passes > 1:  # what is random is drawn anew in each
+            epoch = epoch * self.passes + self._turn // self._steps_a_pass
         if isinstance(data, MatchedSet):
             places, keys = draw_shots(data, samples, seed=seed, epoch=epoch)
             labels = samples

@@ -128,7 +128,9 @@ def train(
         history = [] if earlier is None else list(earlier.history)
         with (
             contextlib.closing(engine),
-            Reporter(title, epochs=recipe.epochs, images=len(data), quiet=how.quiet or not first) as reporter,
+            Reporter(
+                title, epochs=recipe.epochs, images=engine.passes * len(data), quiet=how.quiet or not first
+            ) as reporter,
             open_loggers(folder, history, (*ALWAYS, *how.loggers) if first else ()) as loggers,
             Signals() as signals,
         ):
