@@ -143,7 +143,10 @@ def test_the_sentence(results):
     gain = cells(setting)["SimCLR + alignment gap"]["difference to tuned SimCLR"]
     words = {"above": "it helps", "around": "these runs cannot tell whether it helps", "below": "it harms"}[gain.side]
     middle = f"adds {shown(gain)} points to SimCLR on the test images (10 seeds): {words}; "
-    assert tuned_answer(setting) == f"{start}validation images, {middle}{without}"
+    qare = cells(setting)["SimCLR + QARe"]
+    both = [shown(qare[name]) for name in ("difference to tuned SimCLR", "without tuning")]
+    end = "{}; QARe adds {} after and {} without.".format(without.removesuffix("."), *both)
+    assert tuned_answer(setting) == f"{start}validation images, {middle}{end}"
 
 
 def test_some_trials_alone_and_tests_of_another_winner(results):

@@ -157,7 +157,7 @@ def tuned_table(setting: Setting) -> Table:
 
 
 def tuned_answer(setting: Setting) -> str:
-    """What the term that is best on validation images buys after tuning, and without: a sentence."""
+    """What the term that is best on validation images buys after tuning, and without; then QARe: a sentence."""
     terms = [one for one in setting.objectives if one.term != "plain"]
     if not terms or len(terms) == len(setting.objectives):
         return f"{setting.title}: SimCLR and a set-level term beside it have not both been tuned yet."
@@ -169,7 +169,11 @@ def tuned_answer(setting: Setting) -> str:
     if difference is None:
         return f"{start} has yet to be tested; {before}."
     verdict = VERDICTS[difference.side]
+    also = ""
+    for qare in (one for one in terms if one.term == "qare" and one is not best):
+        cells = [setting.difference(qare), qare.untuned and qare.untuned.difference]
+        also = "; QARe adds {} after and {} without".format(*map(shown, cells))
     return (
         f"{start} adds {shown(difference)} points to SimCLR on the test images ({count(difference.n, 'seed')}): "
-        f"{verdict}; {before}."
+        f"{verdict}; {before}{also}."
     )
