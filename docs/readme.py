@@ -22,7 +22,7 @@ from setwise.paper.numbers import CLASSIFICATION, MATCHING, word
 from setwise.paper.recipes import FORMS, MATCHING_LOSSES
 from setwise.paper.spectra import looks_table
 from setwise.paper.tables import changes_table, paper_gain, paper_number
-from setwise.paper.tuned import settings, tuned_answer, tuned_table
+from setwise.paper.tuned import settings, trials_table, tuned_answer, tuned_table
 from setwise.records.statistics import paired_difference
 from setwise.report.tables import Cell, Table, shown
 
@@ -206,13 +206,10 @@ def ablation(found: Found) -> str:
 
 def tuned(found: Found) -> str:
     """What set-level terms add once every objective is tuned."""
-    columns = (
-        *("objective", "trials", "temperature", "learning rate", "weight decay", "head", "weight"),
-        *("validation accuracy", "test accuracy", "difference to tuned SimCLR", "without tuning", "from"),
-    )
     parts = []
     for setting in settings(collect(RESULTS)[0], found):
-        parts += [text(tuned_answer(setting)), markdown(columns, picked(tuned_table(setting), *columns))]
+        tables = (tuned_table(setting), trials_table(setting))
+        parts += [text(tuned_answer(setting)), *(markdown(table.columns, table.rows) for table in tables)]
     return "\n\n".join(parts) or "Not run yet: `setwise reproduce tuning` makes the trials."
 
 

@@ -10,7 +10,7 @@ from setwise.paper import tuning
 from setwise.paper.collected import collect, groups
 from setwise.paper.jobs import expand
 from setwise.paper.report import report
-from setwise.paper.tuned import settings, tuned_answer, tuned_table
+from setwise.paper.tuned import settings, trials_table, tuned_answer, tuned_table
 from setwise.recipe import flat
 from setwise.records.statistics import MeanStd
 from setwise.report.tables import shown
@@ -69,8 +69,12 @@ def found(results):
 
 
 def cells(setting):
-    table = tuned_table(setting)
-    return {row[0]: dict(zip(table.columns, row, strict=True)) for row in table.rows}
+    """Both tables by row and column."""
+    rows = {}
+    for table in (tuned_table(setting), trials_table(setting)):
+        for row in table.rows:
+            rows.setdefault(row[0], {}).update(zip(table.columns, row, strict=True))
+    return rows
 
 
 def test_nothing_that_was_there_changes(results, tmp_path):
@@ -82,7 +86,8 @@ def test_nothing_that_was_there_changes(results, tmp_path):
     add_trials(results)
     add_tests(results)
     after = files("after")
-    assert after.keys() - before.keys() == {"tuned-cifar10-conv4.md", "tuned-cifar10-conv4.csv"}
+    new = {f"{name}-cifar10-conv4.{end}" for name in ("tuned", "trials") for end in ("md", "csv")}
+    assert after.keys() - before.keys() == new
     assert {name: after[name] for name in before} == before
     pages = [(tmp_path / name / "index.html").read_text() for name in ("before", "after")]
     lines = [set(page.replace("><", ">\n<").splitlines()) for page in pages]
@@ -106,8 +111,8 @@ def test_winners_and_differences(results):
         assert float(row["temperature"]) == fields["objective.temperature"]
         assert float(row["learning rate"]) == fields["optimizer.lr"]
         assert float(row["weight decay"]) == fields["optimizer.weight_decay"]
-        assert row["head"] == str(chosen.head.hidden)
-        assert row["weight"] == (f"{chosen.objective.terms[0].weight:g}" if term != "plain" else None)
+        assert row["width of the head"] == str(chosen.head.hidden)
+        assert row["weight of the term"] == (f"{chosen.objective.terms[0].weight:g}" if term != "plain" else None)
         assert (row["trials"], row["n"]) == (24, 10)
         assert row["validation accuracy"] == pytest.approx(100 * TOP[term])
     seeds = range(11, 21)
@@ -162,7 +167,7 @@ def test_some_trials_alone_and_tests_of_another_winner(results):
     assert setting.objectives[0].tests.runs == {}
     trial.record(results).unlink()
     (setting,) = found(results)
-    assert tuned_table(setting).rows[0][1] == "23 of 24"
+    assert trials_table(setting).rows[0][1] == "23 of 24"
     assert len(setting.objectives[0].tests.runs) == 10
 
 

@@ -20,8 +20,8 @@ from setwise.paper.figures import Timing, cost_table, costs_onto, count, sweep_o
 from setwise.paper.numbers import word
 from setwise.paper.spectra import looks_table, spectra_onto
 from setwise.paper.tables import changes_table, classification_table, matching_table, overview, shown_by_changes
-from setwise.paper.tuned import EXPLAINED, tuned_answer, tuned_table
 from setwise.paper.tuned import settings as settings_of
+from setwise.paper.tuned import trials_table, tuned_answer, tuned_table
 from setwise.records.run import mean_curve, pause_collection
 from setwise.records.statistics import number
 from setwise.report.page import Page
@@ -116,10 +116,9 @@ def make_page(
         put(changes)
     if tuned := settings_of(trials, groups):
         page.heading("Every objective tuned")
-        page.text(EXPLAINED)
         for setting in tuned:
             page.text(tuned_answer(setting))
-            put(tuned_table(setting))
+            put(tuned_table(setting), trials_table(setting))
     if own := own_tables([run for group in groups for run in group.runs]):
         page.heading("Your own tables")
         put(*own)
