@@ -175,7 +175,7 @@ def tuned_answer(setting: Setting) -> str:
     difference, untuned = setting.difference(best), best.untuned
     start = f"{setting.title}: after {count(best.trials, 'trial')} of each objective, {LABELS[best.term]}"
     start += f", the best of {len(terms)} set-level terms on validation images," if len(terms) > 1 else ""
-    before = f"without tuning it adds {shown(untuned.difference)}" if untuned else "there are no runs without tuning"
+    before = f"without tuning it adds {shown(untuned.difference)}" if untuned else "it has no runs without tuning"
     if difference is None:
         return f"{start} has yet to be tested; {before}."
     verdict = VERDICTS[difference.side]
