@@ -41,8 +41,8 @@ class Engine:
 
     Whatever changes from step to step lives on the device: the place in the epoch's order, the learning rate, the
     epoch's number, the sums of the loss's terms. A step reads and advances them itself, so that a GPU replays one
-    graph (and a second one for the epoch's last, smaller batch) and waits for nothing; ``begin`` sets them for an
-    epoch, ``means`` reads them.
+    graph (and a second one for the epoch's last, smaller batch, which is captured when it comes for the second time)
+    and waits for nothing; ``begin`` sets them for an epoch, ``means`` reads them.
 
     Images that do not fit onto the device are brought there batch by batch, ahead of the steps.
 
@@ -128,6 +128,8 @@ class Engine:
         self._parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         self._moves = type(method).after_step is not Method.after_step  # needless counting takes 1 % of a small step
         self._graphs: dict[int, Callable[[], None]] = {}  # captured steps by their batch size
+        self._pool: Any = None  # the graphs' memory, where steps are captured
+        self._taken: set[int] = set()  # sizes of batches that were stepped with before they are captured
         if recipe.epochs:
             self._prepare(capture and on_gpu and self.processes.capturable, compile)
 
@@ -155,10 +157,16 @@ class Engine:
         rows = self.sizes[self.step_in_epoch]
         if self._feed is not None:
             self._feed.load(self.epoch, self.step_in_epoch, self._batches)
-        if rows in self._graphs:
-            self._graphs[rows]()
-        else:
+        if self._pool is None:
             self._step(rows)
+        elif rows not in self._graphs and rows not in self._taken:  # libraries choose their kernels for this size
+            with within(self._stream):
+                self._step(rows)
+            self._taken.add(rows)
+        else:
+            if rows not in self._graphs:
+                self._graphs[rows] = self._captured(rows, warm_up=0)
+            self._graphs[rows]()
         self.step_in_epoch += 1
 
     def _step(self, rows: int) -> None:
@@ -304,7 +312,10 @@ class Engine:
         return sizes
 
     def _prepare(self, capture: bool, compile: bool) -> None:
-        """Let the optimiser make its state, compile, capture the graphs; undo what this did to weights and state."""
+        """Let the optimiser make its state, compile, capture a step; undo what this did to weights and state.
+
+        Only a step with a full batch: to choose kernels for another size takes seconds, and it may never come.
+        """
         before = {name: x.clone() for name, x in self.method.state_dict().items()}
         for parameter in self._parameters:
             parameter.grad = torch.zeros_like(parameter)
@@ -313,9 +324,9 @@ class Engine:
         if compile:
             self._compile()
         if capture:
-            pool = torch.cuda.graph_pool_handle()
-            for rows in sorted(self._offsets, reverse=True):
-                self._graphs[rows] = self._captured(rows, pool)
+            self._pool, self._stream = torch.cuda.graph_pool_handle(), self._stream or new_stream()
+            rows = max(self._offsets)
+            self._graphs[rows] = self._captured(rows, DDP_WARM_UP if self.processes.joined else WARM_UP)
         for name, x in self.method.state_dict().items():
             x.copy_(before[name])
         for parameter in self._parameters:
@@ -342,11 +353,10 @@ class Engine:
                 stacklevel=2,
             )
 
-    def _captured(self, rows: int, pool: Any) -> Callable[[], None]:
+    def _captured(self, rows: int, warm_up: int) -> Callable[[], None]:
         try:
-            warm_up = DDP_WARM_UP if self.processes.joined else WARM_UP
             step = partial(self._step, rows)
-            return captured(step, pool, before=lambda: self.begin(0), warm_up=warm_up, stream=self._stream)
+            return captured(step, self._pool, before=lambda: self.begin(0), warm_up=warm_up, stream=self._stream)
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
             if isinstance(error, torch.OutOfMemoryError):
