@@ -210,5 +210,5 @@ def _print_line(option: str, value: object, about: str) -> None:
 def print_accuracies(final: Mapping[str, Any]) -> None:
     """Print a run's accuracies."""
     for name, value in final.items():
-        if name.endswith("accuracy"):
+        if name.endswith("accuracy") or name.startswith("recall"):
             print(f"{name.replace('_', ' ')}: {100 * value:.2f} %")

@@ -1,4 +1,4 @@
-"""The two forms of a data set: labelled images, or two views of the same identities.
+"""Two forms of a data set: labelled images, or two views of the same identities. pairs.py has the third.
 
 A source is a function that is registered under a name and gives one of them. Its keyword arguments are its options:
 

@@ -189,8 +189,8 @@ def _changes(mine: Recipe, named: Recipe) -> list[str]:
     """What differs from the named recipe beside the objective, in words; of a part of another name, from defaults."""
     words, usual = [], flat(named.tree())
     for part, (registry, key) in CHOSEN.items():
-        name = getattr(mine, part).name
-        if name != getattr(named, part).name:
+        name, theirs = (getattr(getattr(one, part), "name", None) for one in (mine, named))  # a second encoder is rare
+        if name is not None and name != theirs:
             words.append(f"{part} {name}")
             usual |= flat({part: Choice.read(registry, name, key).tree(key)})
     for path, value in flat(mine.tree()).items():

@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 import setwise.register as register
 from setwise.checks import see
 from setwise.data import ImageSet, MatchedSet
+from setwise.data.pairs import PairSet, TrainingSet
 from setwise.losses.parallel import Processes
 from setwise.methods import Batch, Method, create
 from setwise.methods.matching import draw_shots, passes_of_an_epoch
@@ -53,7 +54,7 @@ class Engine:
     def __init__(
         self,
         recipe: Recipe,
-        data: ImageSet | MatchedSet,
+        data: TrainingSet,
         *,
         seed: int,
         device: torch.device,
@@ -97,9 +98,9 @@ class Engine:
         self._feed: Feed | None = None
         if isinstance(data, ImageSet) and not fits(data, device):
             self._feed = Feed(data, max(self.sizes, default=0) // self.processes.size, self.steps, device)
-            self.data: ImageSet | MatchedSet = replace(data, labels=data.labels.to(device))
+            self.data: TrainingSet = replace(data, labels=data.labels.to(device))
         else:
-            self.data = data if data.images.device == device else _moved(data, device)
+            self.data = _moved(data, device)
 
         # What steps read and advance.
         rate_type = torch.float32 if on_gpu else torch.float64
@@ -216,12 +217,15 @@ class Engine:
         data, seed, epoch = self.data, self._seed, self._epoch
         if self.passes > 1:  # what is random is drawn anew in each
             epoch = epoch * self.passes + self._turn // self._steps_a_pass
+        dtype, last = getattr(torch, self.precision), self.device.type == "cuda"
+        if isinstance(data, PairSet):
+            first, second = (side.values[samples] for side in (data.first, data.second))
+            return Batch(first, samples, samples, seed, epoch, dtype, last, second)
         if isinstance(data, MatchedSet):
             places, keys = draw_shots(data, samples, seed=seed, epoch=epoch)
             labels = samples
         else:
             places, keys, labels = samples, samples, data.labels[samples]
-        dtype, last = getattr(torch, self.precision), self.device.type == "cuda"
         if images is None and self._feed is not None:
             assert isinstance(data, ImageSet)
             images = data.read(places.cpu()).to(self.device)
@@ -293,7 +297,7 @@ class Engine:
     def _zero(self) -> Tensor:
         return torch.zeros((), dtype=torch.float64, device=self.device)
 
-    def _batch_sizes(self, data: ImageSet | MatchedSet) -> list[int]:
+    def _batch_sizes(self, data: TrainingSet) -> list[int]:
         """The sizes of an epoch's batches; an error if there is nothing to train on."""
         batch, drop_last, many = self.recipe.batch, self.recipe.drop_last, self.processes.size
         if batch % many:
@@ -368,7 +372,7 @@ class Engine:
             ) from error
 
 
-def untrained(recipe: Recipe, data: ImageSet | MatchedSet, seed: int) -> Method:
+def untrained(recipe: Recipe, data: TrainingSet, seed: int) -> Method:
     """The method before its first step, on the CPU; torch's own generators go on as if nothing had been drawn."""
     with _drawing, torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
@@ -386,6 +390,10 @@ def _check_share() -> None:
         )
 
 
-def _moved(data: ImageSet | MatchedSet, device: torch.device) -> ImageSet | MatchedSet:
+def _moved(data: TrainingSet, device: torch.device) -> TrainingSet:
+    if isinstance(data, PairSet):
+        return data.to(device)
+    if data.images.device == device:
+        return data
     names = ("images", "labels") if isinstance(data, ImageSet) else ("images", "shots_a", "shots_b")
     return replace(data, **{name: getattr(data, name).to(device) for name in names})
