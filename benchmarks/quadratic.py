@@ -1,11 +1,16 @@
 """solve_quadratic against scipy's FAQ on QAPLIB: gap to the proven optimum, and time, in one run.
 
     OMP_NUM_THREADS=1 python benchmarks/quadratic.py DIR [--seeds 5] [--out FILE.json]
+    OMP_NUM_THREADS=1 python benchmarks/quadratic.py DIR --device cuda [--seeds 5] [--out FILE.json]
 
 DIR holds ``index.csv`` (name,n,symmetric,optimum) and one ``NAME.dat`` an instance: n, then two n x n
 matrices. Every symmetric instance is solved by the heuristic ("tabu") from several seeds, by scipy's FAQ from its
 default start, and by the best of as many of scipy's randomised FAQ starts as fit the time the heuristic took.
 Where "auto" proves its answer, the time of the proof is shown too. Both spectral bounds must enclose the optimum.
+
+With --device the heuristic of that device is set against that of the CPU, on the same instances and on hidden trees,
+which are harder: flows along a tree whose heaviest edges have the shortest distances, so that the optimum is known.
+Seconds are those of a clock, for both; nothing else should run.
 """
 
 from __future__ import annotations
@@ -30,6 +35,7 @@ from scipy.optimize import quadratic_assignment
 from setwise.assignment import spectral_bounds
 from setwise.assignment.quadratic import EXACT_LIMIT, solve_quadratic
 
+TREES = (30, 40, 60)
 T = TypeVar("T")
 
 
@@ -98,21 +104,94 @@ def measure(name: str, optimum: float, a: np.ndarray, b: np.ndarray, seeds: int)
     return row
 
 
+def hidden_tree(n: int, seed: int) -> tuple[float, np.ndarray, np.ndarray]:
+    """The optimum and both matrices. No order of the products is cheaper than heavy flows over short distances."""
+    rng = np.random.default_rng(seed)
+    flows = np.sort(rng.integers(1, 100, n - 1))[::-1].astype(float)
+    distances = np.sort(rng.integers(1, 100, n * (n - 1) // 2)).astype(float)
+    edges = [(child, rng.integers(child)) for child in rng.permutation(np.arange(1, n))]
+    others = rng.permutation([(i, j) for i in range(n) for j in range(i) if (i, j) not in set(edges)])
+    a, b = np.zeros((2, n, n))
+    for (i, j), flow in zip(edges, flows, strict=True):
+        a[i, j] = a[j, i] = flow
+    for (i, j), distance in zip([*edges, *others], distances, strict=True):
+        b[i, j] = b[j, i] = distance
+    hidden = rng.permutation(n)
+    return 2 * float(flows @ distances[: n - 1]), a, b[np.ix_(hidden, hidden)]
+
+
+def compare(name: str, optimum: float, a: np.ndarray, b: np.ndarray, seeds: int, device: str) -> dict[str, object]:
+    """One row of the table of two devices."""
+    row: dict[str, object] = {"name": name, "n": len(a), "optimum": optimum}
+    for where in ("cpu", device):
+        a_t, b_t = (torch.from_numpy(x).to(where) for x in (a, b))
+        gaps, times = [], []
+        for seed in range(seeds):
+            generator, start = torch.Generator().manual_seed(seed), time.perf_counter()
+            value = solve_quadratic(a_t, b_t, method="tabu", generator=generator).value
+            times.append(time.perf_counter() - start)
+            gaps.append(100 * (value - optimum) / optimum)
+        row[where] = {
+            "gap": float(np.mean(gaps)),
+            "worst": max(gaps),
+            "optimal": float(np.mean(np.array(gaps) < 1e-9)),
+            "seconds": float(np.mean(times)),
+        }
+    return row
+
+
+def two_devices(
+    instances: list[tuple[str, float, np.ndarray, np.ndarray]], seeds: int, device: str
+) -> dict[str, object]:
+    """Measure and show the CPU's heuristic beside that of ``device``."""
+    trees = [(f"tree{n}-{seed}", *hidden_tree(n, seed)) for n in TREES for seed in range(2)]
+    solve_quadratic(*torch.rand(2, 13, 13, device=device), method="tabu")  # the device's libraries load first
+    rows = [compare(*one, seeds, device) for one in (*instances, *trees)]
+    table = Table(title="Gap to the optimum, %, of the CPU's walks and the device's", box=box.SIMPLE)
+    for heading in ("instance", "N", *2 * ("gap", "worst", "optimal", "s")):
+        table.add_column(heading, justify="left" if heading == "instance" else "right", no_wrap=True)
+
+    def cells(x: dict[str, float]) -> tuple[str, ...]:
+        return f"{x['gap']:.3f}", f"{x['worst']:.3f}", f"{x['optimal']:.0%}", f"{x['seconds']:.2f}"
+
+    for row in rows:
+        table.add_row(str(row["name"]), str(row["n"]), *cells(row["cpu"]), *cells(row[device]))
+    parts = {"qaplib": rows[: len(instances)], "trees": rows[len(instances) :]}
+    mean = {
+        part: {
+            where: {key: float(np.mean([r[where][key] for r in some])) for key in some[0][where]}
+            for where in ("cpu", device)
+        }
+        for part, some in parts.items()
+    }
+    table.add_section()
+    for part, by_device in mean.items():
+        table.add_row(f"mean {part}", "", *cells(by_device["cpu"]), *cells(by_device[device]))
+    Console(width=120).print(table)
+    return {"mean": mean, "instances": rows}
+
+
 def main() -> None:
     """Measure, show, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, metavar="DIR")
     parser.add_argument("--seeds", type=int, default=5, help="runs of the heuristic on each instance (default: 5)")
+    parser.add_argument("--device", help="compare the walks of this device, such as cuda, with those of the CPU")
     parser.add_argument("--out", type=Path, help="write the measurements as JSON")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
 
     with (arguments.folder / "index.csv").open() as file:
-        instances = [row for row in csv.DictReader(file) if row["symmetric"] == "True"]
-    rows = []
-    for instance in instances:
-        a, b = load(arguments.folder / f"{instance['name']}.dat")
-        rows.append(measure(instance["name"], float(instance["optimum"]), a, b, arguments.seeds))
+        listed = [row for row in csv.DictReader(file) if row["symmetric"] == "True"]
+    instances = [(row["name"], float(row["optimum"]), *load(arguments.folder / f"{row['name']}.dat")) for row in listed]
+    versions = {"python": platform.python_version(), "torch": torch.__version__, "scipy": scipy.__version__}
+    record: dict[str, object] = {"versions": versions, "processor": platform.machine(), "seeds": arguments.seeds}
+    if arguments.device:
+        found = two_devices(instances, arguments.seeds, arguments.device)
+        name = torch.cuda.get_device_name(arguments.device) if "cuda" in arguments.device else arguments.device
+        _write(arguments.out, record | {"device": name} | found)
+        return
+    rows = [measure(*instance, arguments.seeds) for instance in instances]
 
     table = Table(title="Gap to the proven optimum of QAPLIB, %", box=box.SIMPLE)
     for heading in (
@@ -145,11 +224,12 @@ def main() -> None:
     Console(width=120).print(table)
     most = max(float(r["most_seconds"]) for r in rows)
 
-    if arguments.out:
-        versions = {"python": platform.python_version(), "torch": torch.__version__, "scipy": scipy.__version__}
-        record = {"versions": versions, "processor": platform.machine(), "seeds": arguments.seeds}
-        record |= {"mean": mean, "most_seconds": most, "instances": rows}
-        arguments.out.write_text(json.dumps(record, indent=2) + "\n")
+    _write(arguments.out, record | {"mean": mean, "most_seconds": most, "instances": rows})
+
+
+def _write(path: Path | None, record: dict[str, object]) -> None:
+    if path is not None:
+        path.write_text(json.dumps(record, indent=2) + "\n")
 
 
 if __name__ == "__main__":

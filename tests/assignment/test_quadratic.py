@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy.optimize import quadratic_assignment
 from torch import Tensor
 
-from setwise.assignment import heuristics, proof, quadratic
+from setwise.assignment import heuristics, proof, quadratic, walks
 from setwise.assignment.linear import solve_linear
 from setwise.assignment.quadratic import quadratic_objective, solve_quadratic
 
@@ -356,6 +356,142 @@ def test_device_is_kept() -> None:
     assert solution.value == pytest.approx(quadratic_objective(a, b, solution.permutation, linear).item())
     with pytest.raises(ValueError, match="expected b to be finite"):
         solve_quadratic(a, b / 0)
+
+
+# --- many walks at once in torch, which a GPU takes
+
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def walked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``solve_quadratic`` takes the way of a GPU, on the CPU, with fewer walks."""
+    monkeypatch.setattr(walks, "WALKS", 24)
+    monkeypatch.setattr(quadratic, "tabu", lambda a, b, linear, rng, steps: walks.tabu_walks(a, b, linear, rng, CPU))
+
+
+def whole_problem(n: int, symmetric: bool, with_linear: bool) -> tuple[np.ndarray, ...]:
+    """Whole numbers: no sum is rounded, and ties are many."""
+    a, b, linear = (x.numpy() for x in problem(n, 3, whole=True))
+    if symmetric:
+        a, b = a + a.T, b + b.T
+    return a, b, linear * with_linear
+
+
+def check_run(device: torch.device, n: int, symmetric: bool, with_linear: bool) -> None:
+    a, b, linear = whole_problem(n, symmetric, with_linear)
+    p = np.stack([np.random.default_rng(seed).permutation(n) for seed in range(16)])
+    ours, penalty = walks._Walks(a, b, linear, len(p), device), 4 * heuristics.scale(a, b, linear)
+    for seed in range(3):  # a second walk must know nothing of the first
+        expected = heuristics._walk(heuristics._Swaps(a, b, linear, p), 10 * n, penalty, np.random.default_rng(seed))
+        found = ours.run(p, 10 * n, np.random.default_rng(seed))
+        assert (found[0] == expected[0]).all()
+        assert (found[1] == expected[1]).all()
+        assert found[1].tolist() == [loops(*map(torch.from_numpy, (a, b, linear)), tuple(q)) for q in found[0]]
+        p = found[0][::-1].copy()
+
+
+@pytest.mark.parametrize("with_linear", [False, True])
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("n", [2, 5, 12])
+def test_walks_are_those_of_the_cpu_step_by_step(n: int, symmetric: bool, with_linear: bool) -> None:
+    check_run(CPU, n, symmetric, with_linear)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("with_linear", [False, True])
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_walks_of_a_gpu_are_those_of_the_cpu_step_by_step(symmetric: bool, with_linear: bool) -> None:
+    check_run(torch.device("cuda"), 12, symmetric, with_linear)
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_what_swaps_change_stays_exact(symmetric: bool) -> None:
+    a, b, linear = problem(7, 5)
+    if symmetric:
+        a, b = a + a.T, b + b.T
+    p = np.stack([np.random.default_rng(seed).permutation(7) for seed in range(3)])
+    ours = walks._Walks(a.numpy(), b.numpy(), linear.numpy(), 3, CPU)
+    ours.run(p, 60, np.random.default_rng(0))
+    for q, value, delta in zip(ours.p, ours.value, ours.delta, strict=True):
+        assert value.item() == pytest.approx(quadratic_objective(a, b, q, linear).item())
+        for r in range(7):
+            for s in range(r):
+                swapped = q.clone()
+                swapped[[r, s]] = q[[s, r]]
+                change = quadratic_objective(a, b, swapped, linear) - value
+                assert delta[r, s].item() == pytest.approx(change.item(), abs=1e-10)
+                assert delta[s, r].item() == pytest.approx(change.item(), abs=1e-10)
+
+
+@pytest.mark.usefixtures("walked")
+@pytest.mark.parametrize("n", [1, 2, 3, 6])
+def test_walks_of_tiny_problems_are_enumeration(n: int) -> None:
+    for seed in range(3):
+        a, b, linear = problem(n, seed)
+        solution = solve_quadratic(a, b, linear, method="tabu", maximize=True)
+        assert solution.value == pytest.approx(enumerate_values(a, b, linear).max())
+        assert not solution.optimal
+
+
+@pytest.mark.usefixtures("walked")
+@pytest.mark.parametrize("name", [name for name in QAPLIB if name != "nug20"])  # 20 rows take a second more
+def test_walks_reach_qaplibs_optimum(name: str) -> None:
+    a, b, optimum = qaplib(name)
+    assert solve_quadratic(a, b, method="tabu").value == optimum
+
+
+@pytest.mark.usefixtures("walked")
+@pytest.mark.parametrize("maximize", [False, True])
+@pytest.mark.parametrize(("n", "m", "given"), [(2, 5, 0), (5, 4, 1), (4, 4, 2)])
+def test_walks_of_unequal_sizes_and_given_pairs_are_enumeration(n: int, m: int, given: int, maximize: bool) -> None:
+    a, b, linear = problem(6, 1)
+    a, b, linear = a[:n, :n], b[:m, :m], linear[:n, :m]
+    pairs = torch.stack([torch.arange(given), torch.arange(given).flip(0)], 1)
+    values = {p: partial_loops(a, b, linear, p) for p in injections(n, m) if all(p[i] == j for i, j in pairs.tolist())}
+    solution = solve_quadratic(a, b, linear, maximize=maximize, method="tabu", partial_match=pairs)
+    assert solution.value == pytest.approx((max if maximize else min)(values.values()))
+    assert values[tuple(solution.permutation.tolist())] == pytest.approx(solution.value)
+
+
+@pytest.mark.usefixtures("walked")
+def test_walks_of_a_seed_give_one_result_no_worse_than_scipys() -> None:
+    a, b, _ = problem(13, 4)
+
+    def solved(seed: int) -> tuple[list[int], float]:
+        found = solve_quadratic(a, b, method="tabu", generator=torch.Generator().manual_seed(seed))
+        return found.permutation.tolist(), found.value
+
+    first = solved(1)
+    assert solved(1) == first
+    for method in ("faq", "2opt"):
+        theirs = quadratic_assignment(a.numpy(), b.numpy(), method=method, options={"rng": np.random.default_rng(0)})
+        assert first[1] <= theirs.fun + 1e-9
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", QAPLIB)
+def test_a_gpu_reaches_qaplibs_optimum(name: str) -> None:
+    a, b, optimum = qaplib(name)
+    found = [solve_quadratic(a.cuda(), b.cuda(), method="tabu") for _ in range(2)]
+    assert found[0].permutation.is_cuda
+    assert found[0].value == optimum
+    assert found[0].permutation.tolist() == found[1].permutation.tolist()
+
+
+@pytest.mark.gpu
+def test_a_gpu_finds_a_hidden_tree_and_never_waits_within_a_walk() -> None:
+    a, b, optimum = planted_tree(30, 2)
+    assert solve_quadratic(a.cuda(), b.cuda()).value == optimum
+    ours = walks._Walks(a.numpy(), b.numpy(), np.zeros((30, 30)), 16, torch.device("cuda"))
+    ours.run(np.tile(np.arange(30), (16, 1)), 5, np.random.default_rng(0))
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(5):
+            ours._step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 # --- what Eq. (5) does to distances

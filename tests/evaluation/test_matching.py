@@ -306,16 +306,17 @@ def test_choose_weight_takes_means_that_differ_by_rounding_as_equal(monkeypatch)
         lambda z: match(z, z[:, :2]),
         lambda z: match(z / 0, z),
         lambda z: match(z, z, similarity="euclid"),
-        lambda z: match_quadratic(z, z[:3], weight=1.0),
+        lambda z: match_quadratic(z, z[:, :2], weight=1.0),
         lambda z: match_quadratic(z, z, weight=1.0, similarity="euclid"),
         lambda z: match_quadratic(z, z, weight=math.inf),
         lambda z: choose_weight([]),
         lambda z: choose_weight([(z, z)], ()),
+        lambda z: choose_weight([(z, z[:3])]),
         lambda z: choose_weight([(z, z)], (0.0, math.nan)),
     ],
 )
 def test_bad_arguments(call):
-    with pytest.raises(ValueError, match="^expected (z_a|z_b|similarity|weight|at least one set)"):
+    with pytest.raises(ValueError, match="^expected (z_a|z_b|similarity|weight|at least one set|sets)"):
         call(torch.rand(4, 3))
 
 

@@ -7,6 +7,7 @@ from itertools import combinations, permutations
 import numpy as np
 import pytest
 import torch
+from scipy.linalg import expm
 from scipy.optimize import linear_sum_assignment
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_bipartite_matching
@@ -111,7 +112,11 @@ def test_greedy_takes_the_closest_allowed_pair_of_what_is_left(price):
 
 
 def market_1501(distances, ids_a, ids_b, cameras_a, cameras_b):
-    """Rank-k and mAP as Market-1501's evaluation defines them, one query after the other."""
+    """Rank-k and mAP as Market-1501's evaluation defines them, one query after the other.
+
+    torchreid's ``eval_market1501`` follows the same rules: a gallery entry of the query's person and camera is left
+    out, a query without a partner is not counted, and of a person's entries all count.
+    """
     hits, precisions = [], []
     for i, row in enumerate(distances):
         gallery = [j for j in np.argsort(row) if ids_b[j] != ids_a[i] or cameras_b[j] != cameras_a[i]]
@@ -280,8 +285,110 @@ def test_quadratic_matching_counts_identities():
     assert found.accuracy == np.mean(names["ids_a"] == names["ids_b"][found.assignment]) != plain.accuracy
     linear = match(z_a, z_b).assignment
     assert found.linear_accuracy == np.mean(names["ids_a"] == names["ids_b"][linear])
-    with pytest.raises(ValueError, match="expected z_b of 30 rows like z_a, got 20"):
-        match_quadratic(z_a, z_b[:20], weight=1.0, ids_a=ids["ids_a"], ids_b=ids["ids_b"][:20])
+
+
+def structured_values(z_a, z_b, weight, costs, price, similarity):
+    """The objective of every assignment with the most pairs, or of all where one has a price; by loops."""
+    n, m = costs.shape
+    s_a, s_b = (-cdist(z, z) if similarity == "euclidean" else 1 - cdist(z, z, "cosine") for z in (z_a, z_b))
+    means = [s[~np.eye(len(s), dtype=bool)].mean() if len(s) > 1 else 0 for s in (s_a, s_b)]
+    values = {}
+    for p in partial_assignments(n, m):
+        rows = [i for i in range(n) if p[i] >= 0]
+        if all(costs[i, p[i]] < math.inf for i in rows):
+            pairs = [(s_a[i, k] - means[0]) * (s_b[p[i], p[k]] - means[1]) for i in rows for k in rows if i != k]
+            total = sum(pairs) * weight / min(n, m) - sum(costs[i, p[i]] for i in rows)
+            values[tuple(p.tolist())] = total - (price or 0) * (n - len(rows))
+    most = max(sum(j >= 0 for j in p) for p in values)
+    return {p: x for p, x in values.items() if price is not None or sum(j >= 0 for j in p) == most}
+
+
+@pytest.mark.parametrize("similarity", ["euclidean", "cosine"])
+@pytest.mark.parametrize("price", [None, 0.4, 1.5], ids=str)
+@pytest.mark.parametrize("forbidden", [0.0, 0.4, 1.0], ids=str)
+@pytest.mark.parametrize("weight", [4.0, -4.0])
+def test_quadratic_matching_of_parts_is_nearly_enumeration(weight, forbidden, price, similarity):
+    best = []
+    for seed, (n, m) in enumerate([(1, 1), (1, 3), (3, 1), (3, 4), (4, 3), (4, 4), (2, 5)]):
+        if n == m and price is None and not forbidden:
+            continue  # a whole permutation, whose structure is not about its mean
+        rng = np.random.default_rng(seed)
+        z_a, z_b = rng.normal(size=(n, 2)), rng.normal(size=(m, 2))
+        mask = rng.random((n, m)) < forbidden
+        options = {"forbidden": mask, "price": price, "similarity": similarity}
+        found, linear = match_quadratic(z_a, z_b, weight=weight, **options), match(z_a, z_b, **options)
+        distances = cdist(z_a, z_b, similarity) - (similarity == "cosine")
+        values = structured_values(z_a, z_b, weight, np.where(mask, math.inf, distances), price, similarity)
+        if mask.any() or price is not None or n != m:
+            assert found.objective == pytest.approx(values[tuple(found.assignment.tolist())])
+            assert found.linear_objective == pytest.approx(values[tuple(linear.assignment.tolist())])
+            assert found.objective >= found.linear_objective
+            best.append(found.objective >= max(values.values()) - 1e-9)
+        torch.testing.assert_close(found.costs, linear.costs)
+    assert np.mean(best) >= 0.6
+
+
+def test_structure_finds_the_partners_of_a_part_that_turned():
+    """Fifty of 65 items are in both sets, of which one is turned."""
+    for seed in range(2):
+        rng = np.random.default_rng(seed)
+        z_a, others, noise = rng.normal(size=(65, 16)), rng.normal(size=(15, 16)), 0.1 * rng.normal(size=(65, 16))
+        turn = rng.normal(size=(16, 16))
+        z_b = (np.concatenate((z_a[:50], others)) + noise) @ expm(0.2 * (turn - turn.T))
+        ids_a, ids_b = np.arange(65), np.append(np.arange(50), 100 + np.arange(15))
+        found = match_quadratic(z_a, z_b, weight=8.0, price=3.0, ids_a=ids_a, ids_b=ids_b)
+        assert match(z_a, z_b, price=3.0, ids_a=ids_a, ids_b=ids_b).recall < 0.5 < 0.9 < found.recall
+        assert found.linear_accuracy < 0.5 < 0.7 < found.accuracy
+        cut = match_quadratic(z_a, z_b[:50], weight=8.0, ids_a=ids_a, ids_b=ids_b[:50])
+        assert cut.linear_accuracy < 0.6 < 0.9 < cut.accuracy
+        assert (cut.assignment < 0).sum() == 15
+
+
+@pytest.mark.parametrize("weight", [0.0, 2.0])
+def test_quadratic_matching_takes_what_matching_takes(weight):
+    z_a, z_b, names = shots(30, 20, seed=2)
+    options = {"threshold": -2.5, "price": 2.0, "forbidden": np.random.default_rng(0).random((30, 20)) < 0.2}
+    linear, found = match(z_a, z_b, **names, **options), match_quadratic(z_a, z_b, weight=weight, **names, **options)
+    assert found.linear_accuracy == linear.accuracy
+    p, true = found.assignment.tolist(), names["ids_a"][:, None] == names["ids_b"]
+    true &= names["cameras_a"][:, None] != names["cameras_b"]
+    right = [true[i, j] if j >= 0 else not true[i].any() for i, j in enumerate(p)]
+    assert found.correct.tolist() == right
+    assert found.accuracy == np.mean(right)
+    assert found.precision == sum(true[i, j] for i, j in enumerate(p) if j >= 0) / sum(j >= 0 for j in p)
+    assert all(found.costs[i, j] <= 2.5 and not options["forbidden"][i, j] for i, j in enumerate(p) if j >= 0)
+    if not weight:
+        assert (p, found.recall) == (linear.assignment.tolist(), linear.recall)
+    nothing_known = match_quadratic(torch.tensor(z_a), torch.tensor(z_b), weight=weight)
+    for name in ("accuracy", "precision", "recall", "correct", "linear_accuracy"):
+        assert getattr(nothing_known, name) is None
+    assert (nothing_known.assignment < 0).sum() == 10
+
+
+# --- a threshold
+
+
+@pytest.mark.parametrize("price", [None, 1.0], ids=str)
+def test_a_threshold_is_the_least_score_of_a_pair(price):
+    for seed in range(4):
+        z_a, z_b, names = shots(12, 9, seed=seed)
+        found = match(z_a, z_b, threshold=-1.5, price=price, **names)
+        far = match(z_a, z_b, forbidden=cdist(z_a, z_b) > 1.5, price=price, **names)
+        assert found.assignment.tolist() == far.assignment.tolist()
+        assert found.greedy_assignment.tolist() == far.greedy_assignment.tolist()
+        assert (found.cost, found.margin) == (far.cost, far.margin)
+        plain = match(z_a, z_b, **names)
+        assert (found.rank, found.mean_average_precision) == (plain.rank, plain.mean_average_precision)
+    z = torch.eye(3)
+    assert match(z, z.roll(1, 0) + z, threshold=0.7, similarity="cosine").assignment.min() >= 0  # 0.707
+    assert match(z, z.roll(1, 0) + z, threshold=0.71, similarity="cosine").assignment.tolist() == [-1] * 3
+    assert match(z, z, threshold=-0.0).assignment.tolist() == [0, 1, 2]  # as far as the threshold is near enough
+
+
+def test_a_threshold_takes_two_poor_pairs_and_a_price_one_good():
+    z_a, z_b = torch.tensor([[0.0], [1.0]]), torch.tensor([[1.0], [1.9]])
+    assert match(z_a, z_b, threshold=-1.0).assignment.tolist() == [0, 1]
+    assert match(z_a, z_b, price=0.9).assignment.tolist() == [-1, 0]
 
 
 # --- what is shown
@@ -307,6 +414,8 @@ def test_to_dataframe(monkeypatch):
     np.testing.assert_allclose(table["cost"], [0.25, 0.25, math.nan])
     np.testing.assert_allclose(table["margin"], [1.0, 0.5, math.nan])
     assert list(match(z, z).to_dataframe()["correct"]) == [True, True, True]
+    table = match_quadratic(z, z[:2] + 0.25, weight=1e-6, price=1.0).to_dataframe()
+    assert (list(table), list(table["column"])) == (["column", "cost", "margin"], [0, 1, -1])
 
 
 @pytest.mark.parametrize(
@@ -317,6 +426,7 @@ def test_to_dataframe(monkeypatch):
         ({"ids_a": [1, 2, 3], "ids_b": [1] * 4}, r"expected ids_a to be 4 integers or strings.*shape \(3,\)"),
         ({"ids_a": [1.0] * 4, "ids_b": [1] * 4}, "expected ids_a to be 4 integers or strings.*float64"),
         ({"ids_a": ["1"] * 4, "ids_b": [1] * 4}, "expected ids_a and ids_b of one kind"),
+        ({"threshold": math.nan}, "expected threshold to be a finite number"),
         ({"price": math.inf}, "expected price to be a finite number"),
         ({"forbidden": np.zeros((4, 3), bool)}, r"expected forbidden of shape \(4, 4\) and dtype bool"),
         ({"forbidden": np.zeros((4, 4))}, r"expected forbidden of shape \(4, 4\) and dtype bool"),

@@ -314,9 +314,7 @@ def test_terms_that_are_not_scalars():
 
 def test_a_third_argument_that_is_no_pair_of_features():
     z, bank = good(), torch.zeros(5, 3)
-    with pytest.raises(
-        ValueError, match=r"got a third tensor of shape \(5, 3\); extra negatives go to the pairwise loss"
-    ):
+    with pytest.raises(ValueError, match=r"got a third tensor of shape \(5, 3\); give extra negatives by name"):
         sw.SetContrastive(sw.InfoNCE(), 0.5)(z, z, bank)
     on_features = sw.SetContrastive(sw.InfoNCE(), 0.5, on="features")
     for features, kind in ((z, "Tensor"), ((z,), "tuple"), ((z, z.numpy()), "tuple"), ((z, z, z), "tuple")):

@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import setwise as sw
+from setwise.kernels import scores as kernels
+from setwise.losses import large, structured
 from setwise.losses.combined import Function, WeightedTerms
 from setwise.losses.parallel import Processes
 
@@ -76,6 +78,20 @@ LOSSES = {
     "learned-sparse-clr": lambda: sw.SparseCLR(temperature=learned()),
     "learned-set": lambda: sw.SetContrastive(sw.NTXent(learned()), beta=0.7),
 }
+RING = {
+    "infonce": LOSSES["infonce"],
+    "infonce-symmetric": lambda: sw.InfoNCE(temperature=0.3, symmetric=True),
+    "nt-xent": LOSSES["nt-xent"],
+    "nt-xent-log-mean": lambda: sw.NTXent(reduction="log-mean"),
+    "labels-infonce": LOSSES["labels-infonce"],
+    "labels-infonce-symmetric": lambda: Labelled(sw.InfoNCE(temperature=0.3, symmetric=True), own=False),
+    "labels-nt-xent": lambda: Labelled(sw.NTXent()),
+    "learned-infonce": lambda: sw.InfoNCE(learned()),
+    "learned-infonce-symmetric": lambda: sw.InfoNCE(learned(), symmetric=True),
+    "learned-nt-xent": lambda: sw.NTXent(learned(), reduction="log-mean"),
+    "labels-learned-nt-xent": lambda: Labelled(sw.NTXent(learned())),
+    "set": LOSSES["set"],
+}  # losses whose scores need not be stored: blocks of rows go round a ring
 GROUPED = ("infonce", "nt-xent", "sparse-clr", "qare", "qare-center", "qare-euclidean")  # over half of the processes
 
 
@@ -125,6 +141,26 @@ def worker(rank: int, size: int, folder: str) -> None:
         model = nn.parallel.DistributedDataParallel(network(pair.shape[-1]))
         sw.distributed(make())(*model(pair)).backward()
         results[name, "ddp"] = [p.grad for p in model.parameters()]
+    torch.save(results, f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+def never_store_scores() -> None:
+    """Take the way of large batches, in tiles of a few rows."""
+    structured.LARGE, kernels.serves, large.TALL, large.WIDE = 0, lambda z: True, 2, 2
+
+
+def ring_worker(rank: int, size: int, folder: str) -> None:
+    start(rank, size, folder)
+    never_store_scores()
+    half = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3])][rank // 2] if size == 4 else None
+    results = {}
+    for name, make in RING.items():
+        pair = embeddings(name).chunk(size, 1)[rank]
+        for gradient in ("average", "sum"):
+            results[name, gradient] = value_and_gradients(sw.distributed(make(), gradient=gradient), pair)
+        if half is not None:
+            results[name, "group"] = value_and_gradients(sw.distributed(make(), group=half), pair)
     torch.save(results, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 
@@ -213,6 +249,20 @@ def test_value_and_gradient_equal_those_of_one_process_with_the_whole_batch(size
             # DDP's average is the gradient of one process, with no factor left over.
             wanted = [p.grad for p in model.parameters()]
             torch.testing.assert_close(result[name, "ddp"], wanted, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_ring_of_processes_equals_one_that_stores_all_scores(size, tmp_path):
+    results = spawn(ring_worker, size, tmp_path)
+    for name, make in RING.items():
+        pair = embeddings(name)
+        expected = value_and_gradients(make(), pair)
+        for rank, result in enumerate(results):
+            for gradient, factor in (("average", size), ("sum", 1)):
+                check(result[name, gradient], expected, factor=factor, size=size, rank=rank)
+            if size == 4:
+                half = value_and_gradients(make(), pair.chunk(2, 1)[rank // 2])
+                check(result[name, "group"], half, factor=2, size=2, rank=rank % 2)
 
 
 def test_what_is_sent(tmp_path):

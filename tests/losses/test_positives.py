@@ -1,6 +1,7 @@
 """Several positives by labels, and negatives of each row's own: against plain loops, SupCon and entmax."""
 
 import copy
+from itertools import combinations
 
 import entmax
 import pytest
@@ -226,6 +227,41 @@ def test_set_contrastive_passes_labels_to_a_function(views):
     loss = sw.SetContrastive(sw.functional.nt_xent, beta=0.5)
     expected = sw.NTXent()(z_a, z_b, labels=LABELS) + 0.5 * sw.QARe()(z_a, z_b)
     torch.testing.assert_close(loss(z_a, z_b, labels=LABELS), expected)
+
+
+@pytest.mark.parametrize("kind", EXTRA)
+@pytest.mark.parametrize("pairwise", [sw.InfoNCE(), sw.SparseCLR(), sw.functional.nt_xent], ids=["a", "b", "function"])
+def test_a_combination_gives_its_pairwise_loss_negatives_and_labels(views, pairwise, kind):
+    z_a, z_b = views(7, 4)
+    extra, loss = negatives(kind, 7), sw.SetContrastive(pairwise, beta=0.5)
+    for labels in (None, LABELS):
+        expected = pairwise(z_a, z_b, extra, labels) + 0.5 * sw.QARe()(z_a, z_b)
+        torch.testing.assert_close(loss(z_a, z_b, labels=labels, extra_negatives=extra), expected)
+        three = [z_a, z_b, z_a + z_b]
+        parts = loss.terms(three, labels=labels, extra_negatives=extra)
+        each = [pairwise(x, y, extra, labels) for x, y in combinations(three, 2)]
+        torch.testing.assert_close(parts["pairwise"], sum(each) / 3)
+
+
+def test_a_combination_says_what_its_pairwise_loss_does_not_take(views):
+    z_a, z_b = views(7, 4)
+
+    def mine(z_a: Tensor, z_b: Tensor) -> Tensor:
+        return (z_a - z_b).square().mean()
+
+    def any_name(z_a: Tensor, z_b: Tensor, **more: Tensor) -> Tensor:
+        return mine(z_a, z_b) + len(more)
+
+    given = {"labels": LABELS, "extra_negatives": negatives("bank", 7)}
+    for name, value in given.items():
+        with pytest.raises(ValueError, match=f"expected a pairwise loss that takes {name}, got mine"):
+            sw.SetContrastive(mine, 0.5)(z_a, z_b, **{name: value})
+    plain = sw.SetContrastive(any_name, 0.5)
+    torch.testing.assert_close(plain(z_a, z_b, **given), plain(z_a, z_b) + 2)
+    with pytest.raises(ValueError, match="expected no labels for TripletMargin"):
+        sw.SetContrastive(sw.TripletMargin(), 0.5)(z_a, z_b, labels=LABELS)
+    bank = sw.SetContrastive(sw.TripletMargin(), 0.5)(z_a, z_b, extra_negatives=given["extra_negatives"])
+    assert bank >= sw.SetContrastive(sw.TripletMargin(), 0.5)(z_a, z_b)
 
 
 @pytest.mark.parametrize("kind", EXTRA)

@@ -13,6 +13,7 @@ from torch import Tensor
 import setwise as sw
 from setwise.assignment.spectrum import compress_leading, ordered_dot
 from setwise.kernels.eigh import eigh
+from setwise.losses import set_level
 from setwise.losses.functional import qare, quadratic_assignment_loss
 from setwise.similarity import pairwise
 
@@ -287,3 +288,15 @@ def test_l_qap_is_differentiable():
         return torch.stack(quadratic_assignment_loss(s, (a + a.T) / 2, (b + b.T) / 2))
 
     assert torch.autograd.gradcheck(terms, (s, s_a, s_b))
+
+
+@pytest.mark.parametrize("options", [{}, {"reference": "truth"}, {"shift": 0.0}, {"normalization": "none"}], ids=str)
+def test_many_rows_are_not_stored_and_change_nothing(options, monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    pair = [torch.randn(50, 6, generator=generator, dtype=torch.float64).requires_grad_() for _ in range(2)]
+    stored = qare(*pair, **options)
+    monkeypatch.setattr(set_level, "MANY", 7)
+    apart = qare(*pair, **options)
+    torch.testing.assert_close(apart, stored, rtol=1e-12, atol=1e-12)
+    for got, wanted in zip(torch.autograd.grad(apart, pair), torch.autograd.grad(stored, pair), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-12)

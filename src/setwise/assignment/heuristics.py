@@ -6,6 +6,7 @@ machine. Times are one core's.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TypeAlias
 
 import numpy as np
@@ -15,6 +16,9 @@ from setwise.assignment.linear import best_columns
 
 Floats: TypeAlias = NDArray[np.float64]
 Ints: TypeAlias = NDArray[np.int64]
+Walk: TypeAlias = Callable[
+    [Ints, int], tuple[Ints, Floats]
+]  # from permutations [R, N], so many steps: the best of each
 
 ROUNDING = 1e-13  # differences below this share of the largest conceivable objective count as none
 
@@ -106,7 +110,7 @@ class _Swaps:
         b_p = b[rows, columns]
         t = a.T @ b_p + a @ b_p.transpose(0, 2, 1) + linear[:, p].transpose(1, 0, 2)
         t -= t.diagonal(axis1=1, axis2=2)[:, :, None]
-        self.bend_a, self.bend_b = _bend(a), _bend(b)
+        self.bend_a, self.bend_b = bend(a), bend(b)
         self.delta = self.bend_a * self.bend_b[rows, columns]
         self.delta += t
         self.delta += t.transpose(0, 2, 1)
@@ -135,14 +139,14 @@ class _Swaps:
         np.subtract(self.a.take(u, 0), self.a.take(v, 0), out=x[:, :k])
         again[...] = x
         differences = (self.b.take(from_v, 0) - self.b.take(from_u, 0)).take(self.places + self.p[:, None, :])
-        bend = self.bend_b[from_u, from_v][:, None] * d
+        bent = self.bend_b[from_u, from_v][:, None] * d
         rho = differences[:, :k]  # and kappa
-        rho += (bend if k == 1 else bend / 2)[:, None]
+        rho += (bent if k == 1 else bent / 2)[:, None]
         y[:, :k] = rho
         h = rho.reshape(len(w), -1) @ self.a_flat
         if self.linear is not None:
             h += self.linear.take(from_v, 0) - self.linear.take(from_u, 0)
-        bends = differences[:, k] - bend  # how the bend of B' changes in row u, and, negative, in row v
+        bends = differences[:, k] - bent  # how the bend of B' changes in row u, and, negative, in row v
         y[:, k] = self.bend_a.take(u, 0) * bends + h
         y[:, k + 1] = self.bend_a.take(v, 0) * bends + h
         y[:, k + 2] = -(x[:, :k] * y[:, :k]).sum(1) - d * h  # T_rr and T_ss go on being subtracted
@@ -152,11 +156,11 @@ class _Swaps:
         self.value += change
 
 
-def _bend(x: Floats) -> Floats:
+def bend(x: Floats) -> Floats:
     """d^T x d for every d = e_r - e_s."""
     diagonal = x.diagonal()
-    bend: Floats = diagonal[:, None] + diagonal - x - x.T
-    return bend
+    bent: Floats = diagonal[:, None] + diagonal - x - x.T
+    return bent
 
 
 def descend(a: Floats, b: Floats, linear: Floats, rng: np.random.Generator, initial: Ints | None) -> Ints:
@@ -181,16 +185,28 @@ def descend(a: Floats, b: Floats, linear: Floats, rng: np.random.Generator, init
 def tabu(a: Floats, b: Floats, linear: Floats, rng: np.random.Generator, steps_per_row: int) -> Ints:
     """Best permutation of a memetic search: rounds of short tabu walks, each from a child of two of the best so far."""
     n = len(a)
-    if n == 1:
-        return np.zeros(1, dtype=np.int64)
     walks = max(4, min(TABU_WALKS, TABU_ENTRIES // n**2))
     steps = max(1, min(steps_per_row * n, int(TABU_WORK / (walks * n**2))))
+    penalty = 4 * scale(a, b, linear)
+
+    def walk(p: Ints, steps: int) -> tuple[Ints, Floats]:
+        return _walk(_Swaps(a, b, linear, p), steps, penalty, rng)
+
+    return generations(a, b, linear, rng, walks, steps, walk)
+
+
+def generations(
+    a: Floats, b: Floats, linear: Floats, rng: np.random.Generator, walks: int, steps: int, walk: Walk
+) -> Ints:
+    """Best permutation after ``steps`` in each of so many walks, in rounds of ``ROUND_STEPS`` a row."""
+    n = len(a)
+    if n == 1:
+        return np.zeros(1, dtype=np.int64)
     starts = _starts(a, b, linear, min(TABU_FAQ, walks // 2), rng)
     p = np.concatenate((starts, [rng.permutation(n) for _ in range(walks - len(starts))]))
     pool, values = p[:0], np.empty(0)
-    penalty = 4 * scale(a, b, linear)
     for done in range(0, steps, ROUND_STEPS * n):
-        ends, reached = _walk(_Swaps(a, b, linear, p), min(ROUND_STEPS * n, steps - done), penalty, rng)
+        ends, reached = walk(p, min(ROUND_STEPS * n, steps - done))
         # One permutation of each value: without this rule the pool soon holds copies of a few.
         values, first = np.unique(np.append(values, reached), return_index=True)
         pool, values = np.concatenate((pool, ends))[first[:walks]], values[:walks]

@@ -1,6 +1,7 @@
 """The quadratic assignment problem, Eq. (5): its objective, exact for small N, a heuristic beyond.
 
-What the two public functions call minimises, in float64 numpy on the CPU, where scipy takes its input.
+What the two public functions call minimises, in float64: numpy on the CPU, where scipy takes its input, and torch for
+the walks of a GPU.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from setwise.assignment.heuristics import ROUND_STEPS, TABU_STEPS, Floats, Ints, descend, tabu
 from setwise.assignment.proof import branch_and_bound
+from setwise.assignment.walks import tabu_walks
 from setwise.checks import check_floating, check_matrix, check_option, check_same_kind, check_square
 
 METHODS = ("auto", "exact", "tabu", "faq")
@@ -87,12 +89,13 @@ def solve_quadratic(
       - "tabu": generations of short tabu walks, from Frank-Wolfe and random starts, then from children of the best;
         O(N^2) a step. (One core: 1 to 2 s. All of 28 QAPLIB instances to N = 36 solved from each of five seeds, see
         ``benchmarks/quadratic.py``. Others are harder: sparse random ones at N = 30 may end 8 % above the best.)
+        Tensors on a CUDA device take many more walks, all at once and on that device.
       - "faq": Frank-Wolfe over doubly stochastic matrices from a few starts, or from the permutation ``initial``
         alone, which the result is never worse than; then swaps of two while they help, at most 4e8 / N^2.
         (One core: N = 500 in 1 to 3 s, N = 2000 in 4 to 120 s, mostly in Frank-Wolfe's linear assignments.)
       - "auto": exact up to N = 12, tabu up to N = 200, then faq.
-    The budgets are counts, not seconds, so a result depends on the problem and the seed only. ``generator`` draws
-    that seed; without one it is 0. Solving carries no gradient: see :func:`quadratic_objective`.
+    The budgets are counts, not seconds, so a result depends on the problem, the kind of device and the seed only.
+    ``generator`` draws that seed; without one it is 0. Solving carries no gradient: see :func:`quadratic_objective`.
 
     Examples:
         >>> line = torch.tensor([0.0, 1.0, 3.0, 7.0])
@@ -132,14 +135,20 @@ def solve_quadratic(
         if len(given):
             part = _remaining(flow, distance, cost, given, rows, columns)
             start = None if start is None else np.searchsorted(columns, start[rows])
-        best[rows] = columns[_solve(*part, method, start, np.random.default_rng(_seed(generator)))]
+        best[rows] = columns[_solve(*part, method, start, np.random.default_rng(_seed(generator)), a.device)]
     permutation = torch.from_numpy(np.where(best[:n] < m, best[:n], -1))
     value = quadratic_objective(problem[0], problem[1], permutation, *problem[2:])
     return QuadraticSolution(permutation.to(a.device), float(value), method == "exact")
 
 
 def _solve(
-    flow: Floats, distance: Floats, cost: Floats, method: str, start: Ints | None, rng: np.random.Generator
+    flow: Floats,
+    distance: Floats,
+    cost: Floats,
+    method: str,
+    start: Ints | None,
+    rng: np.random.Generator,
+    device: torch.device,
 ) -> Ints:
     # A symmetric matrix sees only the symmetric part of the other, and two symmetric ones halve the work.
     if np.array_equal(distance, distance.T):
@@ -148,6 +157,8 @@ def _solve(
         distance = (distance + distance.T) / 2
     if method == "faq":
         return descend(flow, distance, cost, rng, start)
+    if method == "tabu" and device.type == "cuda":
+        return tabu_walks(flow, distance, cost, rng, device)
     best = tabu(flow, distance, cost, rng, ROUND_STEPS if method == "exact" else TABU_STEPS)
     return branch_and_bound(flow, distance, cost, best) if method == "exact" else best
 

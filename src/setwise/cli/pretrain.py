@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import typing
 from collections.abc import Mapping, Sequence
@@ -145,6 +146,7 @@ def train(command: str, args: Sequence[str]) -> None:
     from setwise.front import compose, pretrain
     from setwise.recipe import UnknownField
 
+    gc.freeze()  # or the collector walks through all of torch again and again while files are listed
     for file in options.pop("use"):
         register.load_file(file)
     try:

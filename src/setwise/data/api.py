@@ -120,7 +120,12 @@ class ImageSet:
         """The images ``rows`` (int64 [n]) alone, with their labels and paths."""
         paths = tuple(self.paths[i] for i in rows.tolist()) if self.paths else ()
         pixels = None if self.pixels is None else self.pixels.select(rows)
-        images = self.images[rows] if pixels is None else self.images.new_empty(pixels.shape)
+        if pixels is not None:
+            images = self.images.new_empty(pixels.shape)
+        elif self.images.device.type == "cpu":  # numpy copies rows whole: 0.3 s for 1.1 GB, where torch takes 2
+            images = torch.from_numpy(self.images.numpy()[rows.cpu().numpy()])
+        else:
+            images = self.images[rows]
         return replace(self, split=split, images=images, labels=self.labels[rows], paths=paths, pixels=pixels)
 
 

@@ -96,6 +96,15 @@ class Truth(NamedTuple):
         same: Bools = (p >= 0) & (self.a == self.b[p])
         return same
 
+    def have_partner(self) -> Bools:
+        """Which rows [N] have a true partner in some column."""
+        found = np.zeros(len(self.a), dtype=bool)
+        for rows in blocks_of_rows(len(self.a), len(self.b)):
+            true = self.a[rows, None] == self.b
+            out = self.left_out(rows)
+            found[rows] = (true if out is None else true & ~out).any(1)
+        return found
+
     def most_pairs(self) -> int:
         """The most true pairs that a one-to-one assignment can have.
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
+from inspect import Parameter, signature
 from typing import Any, Literal, cast
 
 import torch
@@ -31,6 +32,20 @@ def _side_stream(device: torch.device) -> torch.cuda.Stream:
 def _check_scalar(term: object, name: str) -> None:
     if isinstance(term, Tensor) and term.ndim:
         raise ValueError(f"expected {name} to return a scalar, got shape {tuple(term.shape)}; take its mean")
+
+
+def _check_takes(loss: Callable[..., Tensor], names: Iterable[str]) -> None:
+    """Raise unless ``loss`` takes tensors of these names."""
+    taken = signature(loss.forward if isinstance(loss, nn.Module) else loss).parameters
+    if any(one.kind is Parameter.VAR_KEYWORD for one in taken.values()):
+        return
+    for name in names:
+        if name not in taken:
+            shown = type(loss).__name__ if isinstance(loss, nn.Module) else getattr(loss, "__name__", repr(loss))
+            raise ValueError(
+                f"expected a pairwise loss that takes {name}, got {shown}, which does not; leave {name} out, or take "
+                "InfoNCE, NTXent or SparseCLR"
+            )
 
 
 def check_share(beta: float) -> None:
@@ -144,10 +159,11 @@ class SetContrastive(nn.Module):
         z_b: Tensor | None = None,
         features: Sequence[Tensor] | None = None,
         labels: Tensor | None = None,
+        extra_negatives: Tensor | None = None,
     ) -> dict[str, Tensor]:
         """The loss and its two parts before weighting, for logging: "loss", "pairwise", "regularizer".
 
-        ``labels`` go to the pairwise loss.
+        ``labels`` and ``extra_negatives`` go to the pairwise loss.
         On a GPU the two parts run side by side: QARe's eigenvalues keep two of its many cores busy.
         """
         if features is not None or self.on == "features":
@@ -155,13 +171,17 @@ class SetContrastive(nn.Module):
         if z_b is None:
             pairs = pairs_of(z_a)
             seen = [None] * len(pairs) if features is None else pairs_of(features)
-            parts = [self.terms(*pair, sets, labels) for pair, sets in zip(pairs, seen, strict=True)]
+            parts = [self.terms(*pair, sets, labels, extra_negatives) for pair, sets in zip(pairs, seen, strict=True)]
             if len(parts) == 1:
                 return parts[0]
             return {name: torch.stack([part[name] for part in parts]).mean() for name in parts[0]}
         z_a = cast(Tensor, z_a)
         sets = (z_a, z_b) if features is None else features
         known = {} if labels is None else {"labels": labels}
+        if extra_negatives is not None:
+            known["extra_negatives"] = extra_negatives
+        if known and not torch.compiler.is_compiling():
+            _check_takes(self.pairwise, known)
         if isinstance(z_a, Tensor) and z_a.is_cuda and not torch.compiler.is_compiling():
             here, side = torch.cuda.current_stream(z_a.device), _side_stream(z_a.device)
             # Views taken here, so that gradients come back to this stream also where these are leaves.
@@ -186,9 +206,8 @@ class SetContrastive(nn.Module):
         """Raise unless there are features of every view where the regulariser sees these, and only there."""
         if isinstance(features, Tensor) and self.on == "embeddings":
             raise ValueError(
-                f"expected two views alone, got a third tensor of shape {tuple(features.shape)}; extra negatives go to "
-                "the pairwise loss, as in pairwise(z_a, z_b, bank) + beta * setwise.QARe()(z_a, z_b), "
-                + see("how-to/large-batches#bank")
+                f"expected two views alone, got a third tensor of shape {tuple(features.shape)}; give "
+                "extra negatives by name, loss(z_a, z_b, extra_negatives=bank), " + see("how-to/large-batches#bank")
             )
         if (features is None) == (self.on == "features"):
             got = "none" if features is None else "some"
@@ -208,13 +227,15 @@ class SetContrastive(nn.Module):
         z_b: Tensor | None = None,
         features: Sequence[Tensor] | None = None,
         labels: Tensor | None = None,
+        extra_negatives: Tensor | None = None,
     ) -> Tensor:
         """The weighted sum for two views [N, E] of the same items, and their features [N, F] if it is on those.
 
-        ``labels`` [N] go to the pairwise loss: items with one label are each other's partners.
+        ``labels`` [N] go to the pairwise loss: items with one label are each other's partners. ``extra_negatives``
+        [M, E] or [N, K, E] do too; the regulariser has none, since they have no second view.
         Of more views, ``loss([z_1, z_2, z_3])`` or a tensor [V, N, E]: the mean over every two of them.
         """
-        return self.terms(z_a, z_b, features, labels)["loss"]
+        return self.terms(z_a, z_b, features, labels, extra_negatives)["loss"]
 
     def extra_repr(self) -> str:
         """The two weights, and the parts that are functions, which no module shows as its."""

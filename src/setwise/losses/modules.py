@@ -13,6 +13,7 @@ import setwise.register as register
 from setwise.assignment.smoothing import Mining, Smoothing
 from setwise.assignment.spectrum import Bound
 from setwise.checks import check_embeddings, check_overflow, plain
+from setwise.kernels.scores import Products
 from setwise.losses import functional
 from setwise.losses.options import Reduction, Temperature, check_extras, check_options, check_temperature
 from setwise.losses.set_level import Spectrum, qare
@@ -173,6 +174,7 @@ class InfoNCE(_Loss):
         similarity: Similarity = "cosine",
         symmetric: bool = False,
         block_size: int | None = None,
+        products: Products = "float32",
     ) -> None:
         super().__init__(locals())
 
@@ -193,7 +195,7 @@ class NTXent(_Loss):
         >>> sw.NTXent(temperature=0.5)(torch.eye(4), torch.eye(4), labels=torch.tensor([0, 0, 1, 1]))
         tensor(1.9278)
         >>> sw.NTXent(block_size=256)  # for large batches: 256 rows of scores at a time
-        NTXent(temperature=0.5, reduction='mean', similarity='cosine', clamp=None, block_size=256)
+        NTXent(temperature=0.5, reduction='mean', similarity='cosine', clamp=None, block_size=256, products='float32')
     """
 
     function = staticmethod(functional.nt_xent)
@@ -206,6 +208,7 @@ class NTXent(_Loss):
         similarity: Similarity = "cosine",
         clamp: float | None = None,
         block_size: int | None = None,
+        products: Products = "float32",
     ) -> None:
         super().__init__(locals())
 

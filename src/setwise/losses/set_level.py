@@ -8,7 +8,8 @@ whichever φ is, so with distances Eq. (5) prefers to anti-align. QARe keeps the
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,7 +32,8 @@ from setwise.assignment.spectrum import (
     project_ones,
     spectral_bounds,
 )
-from setwise.checks import check_like, check_option, check_square, see
+from setwise.checks import check_like, check_option, check_square, one_derivative, see
+from setwise.kernels.rows import unit_rows, unit_rows_backward
 from setwise.losses.options import public
 from setwise.losses.parallel import Processes
 from setwise.similarity import (
@@ -161,6 +163,12 @@ def qare(
     with autocast_off(z_a):
         if few and lowrank and similarity == "cosine" and bound == "eigenvalue" and not center and peers is None:
             return cosine_dot(z_a.to(dtype), z_b.to(dtype), shift, reference == "truth", divisor)
+        many = z_a.shape[0] > MANY and similarity == "cosine" and shift >= 0
+        if many and lowrank and bound == "eigenvalue" and not center:
+            sets = [(z_a, None), (z_b, None), (z_a, z_b)][: 3 if reference == "truth" else 2]
+            grams = [product_of_rows(*both, shift) for both in sets]
+            value = _gram_term(grams, max(n, len(grams[0])), peers) / divisor
+            return value if peers is None else peers.finish(value)
         z = torch.stack([z_a, z_b]).to(dtype)
         if center:
             z = _centred(z, peers)
@@ -179,7 +187,9 @@ def qare(
             matrices = (matrices if clamp is None else matrices.clamp_min(clamp)) + shift
             value = _dense_term(matrices, similarity, bound, reference, k)
         elif additive and (peers is not None or n - 1 > factor.rows.shape[-1]):
-            value = _gram_term(factor.rows, n, reference, peers)
+            rows = factor.rows
+            grams = [*gram(rows), *([rows[0].mT @ rows[1]] if reference == "truth" else [])]
+            value = _gram_term(grams, max(n, rows.shape[-1]), peers)
         elif n - 1 <= factor.rows.shape[-1]:  # too few items for the factor to be the smaller matrix
             value = _dense_term(factor.matrix(), similarity, bound, reference, None)
         else:
@@ -201,21 +211,57 @@ def _centred(z: Tensor, peers: Processes | None) -> Tensor:
     return torch.where(centred.abs().amax(-1, keepdim=True) > least, centred, 0).to(z.dtype)
 
 
-def _gram_term(rows: Tensor, n: int, reference: str, peers: Processes | None) -> Tensor:
-    """The eigenvalue bound for F F^T, from F^T F alone: over processes a sum of 2 r² numbers (3 r² with a reference).
+def _gram_term(grams: list[Tensor], size: int, peers: Processes | None) -> Tensor:
+    """The eigenvalue bound for F F^T, from F^T F of both sets alone, and with F_A^T F_B less what the truth attains.
 
-    Where N < r, as it may be over processes, the Gram matrices have r - N zero eigenvalues too many; being the smallest
-    of both, they meet.
+    Over processes it is a sum of r² numbers for each. Where N < r, as it may be over processes, the Gram matrices have
+    r - N zero eigenvalues too many; being the smallest of both, they meet.
     """
-    grams, cross = gram(rows), rows[0].mT @ rows[1] if reference == "truth" else None
-    if peers is not None and cross is not None:
-        sums = peers.total(torch.cat([grams, cross[None]]))
-        grams, cross = sums[:2], sums[2]
-    elif peers is not None:
-        grams = peers.total(grams)
-    size = max(n, rows.shape[-1])
-    value: Tensor = OrderedDot.apply(grams, rows.new_zeros(2), size, True)  # type: ignore[no-untyped-call]
-    return value if cross is None else value - cross.square().sum()
+    sums = torch.stack(grams)
+    sums = sums if peers is None else peers.total(sums)
+    value: Tensor = OrderedDot.apply(sums[:2], sums.new_zeros(2), size, True)  # type: ignore[no-untyped-call]
+    return value if len(grams) == 2 else value - sums[2].square().sum()
+
+
+MANY = 2**15  # rows that are normalised at a time, where there are more
+
+
+class _ProductOfRows(torch.autograd.Function):
+    """F^T G of the unit rows of two sets [N, E], or of one, some rows at a time: no copy of a set is stored."""
+
+    @staticmethod
+    def forward(ctx: Any, z_x: Tensor, z_y: Tensor | None, shift: float) -> Tensor:
+        ctx.save_for_backward(z_x, z_y)
+        ctx.append = shift**0.5 if shift else None
+        parts = []
+        for start in range(0, len(z_x), MANY):
+            (x, _), (y, _) = _unit_parts(z_x, z_y, start, ctx.append)
+            parts.append(gram(x) if z_y is None else x.mT @ y)
+        return torch.stack(parts).sum(0)
+
+    @staticmethod
+    @one_derivative
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        z_x, z_y = ctx.saved_tensors
+        width = z_x.shape[1]
+        of_x, of_y = torch.empty_like(z_x), None if z_y is None else torch.empty_like(z_y)
+        of_rows = grad + grad.mT if z_y is None else grad.mT
+        for start in range(0, len(z_x), MANY):
+            x, y = _unit_parts(z_x, z_y, start, ctx.append)
+            of_x[start : start + MANY] = unit_rows_backward(y[0] @ of_rows, *x, width)
+            if of_y is not None:
+                of_y[start : start + MANY] = unit_rows_backward(x[0] @ grad, *y, width)
+        return of_x, of_y, None
+
+
+def _unit_parts(z_x: Tensor, z_y: Tensor | None, start: int, append: float | None) -> list[tuple[Tensor, Tensor]]:
+    """Unit rows from ``start`` on, of both sets, with their lengths; of one set, twice the same."""
+    sets = [z_x] if z_y is None else [z_x, z_y]
+    parts = [unit_rows(full_precision(z[start : start + MANY]), append) for z in sets]
+    return parts if len(parts) == 2 else 2 * parts
+
+
+product_of_rows: Callable[..., Tensor] = _ProductOfRows.apply
 
 
 def _dense_term(s: Tensor, similarity: Similarity, bound: Bound, reference: str, k: int | None) -> Tensor:

@@ -23,6 +23,9 @@ from torch.utils.checkpoint import checkpoint
 from setwise.assignment.smoothing import Mining, Smoothing, best_assignment, best_rows
 from setwise.checks import one_derivative
 from setwise.kernels import rows as kernels
+from setwise.kernels import scores
+from setwise.kernels.scores import Products
+from setwise.losses import large
 from setwise.losses.options import Temperature
 from setwise.losses.parallel import Processes
 from setwise.similarity import Similarity, prepare, prepared_scores
@@ -150,6 +153,26 @@ def dense_scores(
     return theta
 
 
+LARGE = 2**22  # so many scores of a process and more are never stored, where a kernel serves
+
+
+def _is_large(
+    z: Tensor,
+    similarity: Similarity,
+    smoothing: Smoothing,
+    margin: float,
+    clamp: float | None,
+    block_size: int | None,
+    processes: Processes | None,
+) -> bool:
+    """Whether ``losses.large`` takes a loss: an entropic one under cosine, on a GPU; traced, of one process only."""
+    if processes is not None and torch.compiler.is_compiling():
+        return False
+    if similarity != "cosine" or smoothing != "entropy" or margin or clamp is not None or block_size is not None:
+        return False
+    return scores.serves(z)
+
+
 def row_losses(
     anchors: Tensor,
     candidates: Tensor,
@@ -235,6 +258,7 @@ def cross_losses(
     block_size: int | None = None,
     processes: Processes | None = None,
     labels: Tensor | None = None,
+    products: Products = "float32",
 ) -> Tensor:
     """Row losses of z_a among z_b and the extra negatives [N]; symmetric: of z_b among z_a too [2N]. All processes'."""
     first = 0
@@ -242,6 +266,11 @@ def cross_losses(
     if processes is not None:
         temperature = _shared(processes, z_a, shared, temperature)
         first = processes.rank * len(z_a)
+    rows, many = z_a.shape[0], 1 if processes is None else processes.size
+    count = rows * many + (0 if shared is None else shared.shape[0])
+    if rows * count >= LARGE and _is_large(z_a, similarity, smoothing, margin, clamp, block_size, processes):
+        every = large.cross_losses(z_a, z_b, shared, own, symmetric, temperature, products, processes, labels)
+        return every if processes is None else processes.gather(every)
     if own is not None:
         (own,) = prepare(own, similarity=similarity)
     same = None if labels is None else (labels, labels if processes is None else processes.gather(labels))
@@ -269,10 +298,18 @@ def all_losses(
     block_size: int | None = None,
     processes: Processes | None = None,
     labels: Tensor | None = None,
+    products: Products = "float32",
 ) -> Tensor:
     """Row losses of all 2N views, each among the 2N - 1 others and the extra negatives [2N]. All processes'."""
-    views, first = torch.cat([z_a, z_b]), 0
     shared, own = (None, None) if extra is None else _split(extra)
+    if processes is not None:
+        temperature = _shared(processes, z_a, shared, temperature)
+    rows, many = 2 * z_a.shape[0], 1 if processes is None else processes.size
+    count = rows * many + (0 if shared is None else shared.shape[0])
+    if rows * count >= LARGE and _is_large(z_a, similarity, smoothing, margin, clamp, block_size, processes):
+        losses = large.all_losses(z_a, z_b, shared, own, temperature, products, processes, labels)
+        return losses if processes is None else processes.gather(losses)
+    views, first = torch.cat([z_a, z_b]), 0
     if own is not None:
         (own,) = prepare(own, similarity=similarity)
         own = torch.cat([own, own])  # both views of an item have its negatives
@@ -280,7 +317,6 @@ def all_losses(
         x, *more = prepare(views, *([] if shared is None else [shared]), similarity=similarity)
         y = torch.cat([x, *more])
     else:
-        temperature = _shared(processes, z_a, shared, temperature)
         first = processes.rank * len(views)
         x, y = prepare(views, processes.gather(views), similarity=similarity)
     partner = torch.arange(first, first + len(views), device=views.device).roll(len(z_a))

@@ -24,7 +24,7 @@ from setwise.data import ImageSet, MatchedSet
 from setwise.data.pairs import PairSet, TrainingSet
 from setwise.losses.parallel import Processes
 from setwise.methods import Batch, Method, create
-from setwise.methods.matching import draw_shots
+from setwise.methods.matching import draw_shots, passes_of_an_epoch
 from setwise.recipe import Recipe
 from setwise.training.accumulation import average_gradients, backward_in_parts, check_divisible
 from setwise.training.capture import DDP_WARM_UP, WARM_UP, captured, new_stream, within
@@ -42,8 +42,8 @@ class Engine:
 
     Whatever changes from step to step lives on the device: the place in the epoch's order, the learning rate, the
     epoch's number, the sums of the loss's terms. A step reads and advances them itself, so that a GPU replays one
-    graph (and a second one for the epoch's last, smaller batch) and waits for nothing; ``begin`` sets them for an
-    epoch, ``means`` reads them.
+    graph (and a second one for the epoch's last, smaller batch, which is captured when it comes for the second time)
+    and waits for nothing; ``begin`` sets them for an epoch, ``means`` reads them.
 
     Images that do not fit onto the device are brought there batch by batch, ahead of the steps.
 
@@ -72,7 +72,8 @@ class Engine:
             _check_share()
             torch.backends.cudnn.benchmark = True
             torch.backends.cudnn.allow_tf32 = self.precision != "float32"  # float32 means float32
-        self.sizes = self._batch_sizes(data)
+        one_pass, self.passes = self._batch_sizes(data), passes_of_an_epoch(recipe, data)
+        self._steps_a_pass, self.sizes = len(one_pass), one_pass * self.passes
         self.steps = len(self.sizes)  # in an epoch
         method = untrained(recipe, data, seed)
         method.to(device, torch.float64 if self.precision == "float64" else torch.float32)
@@ -103,7 +104,7 @@ class Engine:
 
         # What steps read and advance.
         rate_type = torch.float32 if on_gpu else torch.float64
-        self._order = torch.zeros(len(data), dtype=torch.int64, device=device)
+        self._order = torch.zeros(sum(self.sizes), dtype=torch.int64, device=device)
         self._rates = torch.zeros(self.steps, dtype=rate_type, device=device)
         self._rate = torch.zeros((), dtype=rate_type, device=device)
         self._place, self._turn, self._epoch = (torch.zeros((), dtype=torch.int64, device=device) for _ in range(3))
@@ -128,12 +129,16 @@ class Engine:
         self._parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         self._moves = type(method).after_step is not Method.after_step  # needless counting takes 1 % of a small step
         self._graphs: dict[int, Callable[[], None]] = {}  # captured steps by their batch size
+        self._pool: Any = None  # the graphs' memory, where steps are captured
+        self._taken: set[int] = set()  # sizes of batches that were stepped with before they are captured
         if recipe.epochs:
             self._prepare(capture and on_gpu and self.processes.capturable, compile)
 
     def begin(self, epoch: int, step: int = 0) -> None:
         """Go to a step of an epoch; at the epoch's first the sums start at 0 and the method prepares itself."""
-        self._order.copy_(epoch_order(len(self.data), seed=self.seed, epoch=epoch))
+        used, turns = sum(self.sizes) // self.passes, range(epoch * self.passes, (epoch + 1) * self.passes)
+        orders = [epoch_order(len(self.data), seed=self.seed, epoch=turn)[:used] for turn in turns]
+        self._order.copy_(torch.cat(orders))
         rates = epoch_rates(self.recipe, epoch, self.steps)
         self._rates.copy_(rates)
         self.last_rate = rates[-1].item()
@@ -153,10 +158,16 @@ class Engine:
         rows = self.sizes[self.step_in_epoch]
         if self._feed is not None:
             self._feed.load(self.epoch, self.step_in_epoch, self._batches)
-        if rows in self._graphs:
-            self._graphs[rows]()
-        else:
+        if self._pool is None:
             self._step(rows)
+        elif rows not in self._graphs and rows not in self._taken:  # libraries choose their kernels for this size
+            with within(self._stream):
+                self._step(rows)
+            self._taken.add(rows)
+        else:
+            if rows not in self._graphs:
+                self._graphs[rows] = self._captured(rows, warm_up=0)
+            self._graphs[rows]()
         self.step_in_epoch += 1
 
     def _step(self, rows: int) -> None:
@@ -204,6 +215,8 @@ class Engine:
     def batch(self, samples: Tensor, images: Tensor | None = None) -> Batch:
         """The images of these samples: themselves, or a shot of each view of these identities."""
         data, seed, epoch = self.data, self._seed, self._epoch
+        if self.passes > 1:  # what is random is drawn anew in each
+            epoch = epoch * self.passes + self._turn // self._steps_a_pass
         dtype, last = getattr(torch, self.precision), self.device.type == "cuda"
         if isinstance(data, PairSet):
             first, second = (side.values[samples] for side in (data.first, data.second))
@@ -303,7 +316,10 @@ class Engine:
         return sizes
 
     def _prepare(self, capture: bool, compile: bool) -> None:
-        """Let the optimiser make its state, compile, capture the graphs; undo what this did to weights and state."""
+        """Let the optimiser make its state, compile, capture a step; undo what this did to weights and state.
+
+        Only a step with a full batch: to choose kernels for another size takes seconds, and it may never come.
+        """
         before = {name: x.clone() for name, x in self.method.state_dict().items()}
         for parameter in self._parameters:
             parameter.grad = torch.zeros_like(parameter)
@@ -312,9 +328,9 @@ class Engine:
         if compile:
             self._compile()
         if capture:
-            pool = torch.cuda.graph_pool_handle()
-            for rows in sorted(self._offsets, reverse=True):
-                self._graphs[rows] = self._captured(rows, pool)
+            self._pool, self._stream = torch.cuda.graph_pool_handle(), self._stream or new_stream()
+            rows = max(self._offsets)
+            self._graphs[rows] = self._captured(rows, DDP_WARM_UP if self.processes.joined else WARM_UP)
         for name, x in self.method.state_dict().items():
             x.copy_(before[name])
         for parameter in self._parameters:
@@ -341,11 +357,10 @@ class Engine:
                 stacklevel=2,
             )
 
-    def _captured(self, rows: int, pool: Any) -> Callable[[], None]:
+    def _captured(self, rows: int, warm_up: int) -> Callable[[], None]:
         try:
-            warm_up = DDP_WARM_UP if self.processes.joined else WARM_UP
             step = partial(self._step, rows)
-            return captured(step, pool, before=lambda: self.begin(0), warm_up=warm_up, stream=self._stream)
+            return captured(step, self._pool, before=lambda: self.begin(0), warm_up=warm_up, stream=self._stream)
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
             if isinstance(error, torch.OutOfMemoryError):

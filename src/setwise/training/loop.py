@@ -128,7 +128,7 @@ def train(
         with (
             contextlib.closing(engine),
             Reporter(
-                title, epochs=recipe.epochs, images=len(data), quiet=how.quiet or not first, unit=unit
+                title, epochs=recipe.epochs, images=engine.passes * len(data), quiet=how.quiet or not first, unit=unit
             ) as reporter,
             open_loggers(folder, history, (*ALWAYS, *how.loggers) if first else ()) as loggers,
             Signals() as signals,
