@@ -285,7 +285,7 @@ def fine_tuning(recipe: Recipe, epochs: int) -> Recipe:
 
 def check_on_images(found: Checkpoint, path: Path) -> None:
     """Raise unless the run's encoder takes images."""
-    if len(found.data.get("shape", ())) != 3:
+    if len(found.data.get("shape", ())) == 1:  # of ids or vectors
         raise ValueError(
             f"expected a run whose encoder takes images, got {path}, which was trained on pairs of others; "
             "`setwise embed RUN PAIRS --out x.npy` (run.embed_pairs in Python) embeds such pairs"
