@@ -97,10 +97,9 @@ def measure(name: str, loss: Step, n: int, width: int, *, repeats: int, graph: b
     step()  # compiles
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
-    step()
-    torch.cuda.synchronize()
+    ms = milliseconds(step, repeats)
     beyond = torch.cuda.max_memory_allocated() - before - 2 * z_a.numel() * z_a.element_size()
-    row = {"loss": name, "n": n, "width": width, "ms": milliseconds(step, repeats), "beyond_gradients": beyond}
+    row = {"loss": name, "n": n, "width": width, "ms": ms, "beyond_gradients": beyond}
     row |= {"captured_ms": captured(step, repeats)} if graph else {}
     print(", ".join(f"{key} {round(x, 3) if isinstance(x, float) else x}" for key, x in row.items()))
     return row
