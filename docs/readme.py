@@ -23,7 +23,7 @@ from setwise.paper.recipes import FORMS, MATCHING_LOSSES
 from setwise.paper.spectra import looks_table
 from setwise.paper.tables import changes_table, paper_gain, paper_number
 from setwise.paper.tuned import settings, trials_table, tuned_answer, tuned_table
-from setwise.records.statistics import paired_difference
+from setwise.records.statistics import mean_std, paired_difference
 from setwise.report.tables import Cell, Table, shown
 
 ROOT = Path(__file__).parent.parent
@@ -213,6 +213,30 @@ def tuned(found: Found) -> str:
     return "\n\n".join(parts) or "Not run yet: `setwise reproduce tuning` makes the trials."
 
 
+def bitext(found: Found) -> str:
+    """What set-level terms add to InfoNCE on pairs of sentences, untuned and tuned: benchmarks/multi30k.py's study."""
+    recalls: dict[tuple[str, int, str], dict[int, float]] = {}
+    for run in json.loads((RESULTS / "multi30k.json").read_text()).values():
+        key = run["stage"], run["pairs"], run["term"]
+        recalls.setdefault(key, {})[run["seed"]] = 100 * run["final"]["recall1"]
+    sizes, terms = sorted({key[1] for key in recalls}), ("qare", "gap", "structural-difference")
+    parts = []
+    for stage, about in (("untuned", "Temperature 0.05, 20 epochs, nothing tuned"), ("tuned", "Each tuned in 24 trials")):
+        rows: list[list[Cell]] = []
+        gains = []
+        for size in sizes:
+            plain = recalls[stage, size, "plain"]
+            found_here = [paired_difference(recalls[stage, size, term], plain) for term in terms]
+            gains += [gain for gain in found_here if gain is not None]
+            rows.append([f"{size:,}", mean_std([*plain.values()]), *found_here])
+        better, worse = sum(gain.low > 0 for gain in gains), sum(gain.high < 0 for gain in gains)
+        largest = max(gains, key=lambda gain: gain.mean)
+        words = f"{about}: a term adds in {better} and takes in {worse} of {len(gains)} cases; at most {shown(largest)}."
+        columns = ("pairs", "InfoNCE, recall@1", "+ QARe", "+ alignment gap", "+ structural difference")
+        parts += [text(words), markdown(columns, rows)]
+    return "\n\n".join(parts)
+
+
 def spectrum(found: Found) -> str:
     """How flat the spectra are at the end."""
     columns = ("effective rank", "effective rank of features")
@@ -261,6 +285,7 @@ PLACES: dict[str, Callable[[Found], str]] = {
     "weight": weight,
     "ablation": ablation,
     "tuned": tuned,
+    "bitext": bitext,
     "spectrum": spectrum,
     "changes": changes,
     "missing": missing,
