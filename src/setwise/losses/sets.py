@@ -38,7 +38,7 @@ from torch.utils.checkpoint import checkpoint
 
 from setwise.assignment.linear import solve_linear
 from setwise.assignment.smoothing import Maximum, Smoothing, best_assignment, best_partial, best_rows
-from setwise.checks import one_derivative
+from setwise.checks import one_derivative, see
 from setwise.losses.options import KnownSets, Sets, Temperature
 from setwise.losses.parallel import Processes
 from setwise.losses.structured import beside, dense_scores, shared_temperature, split_negatives, take_margin
@@ -197,7 +197,7 @@ def mean_of_partnered(losses: Tensor, partnered: Tensor, processes: Processes | 
     if losses.device.type == "cpu" and not torch.compiler.is_compiling() and not count:
         raise ValueError(
             "expected a set with rows on both sides, got none: no row has a partner; number the sets of both sides "
-            "alike, or give a price for rows that stay alone: sets=sw.Sets(sets_a, sets_b, price=...)"
+            "alike, or give a price for rows that stay alone, " + see("how-to/sets#price")
         )
     loss = losses.sum() / count.clamp_min(1)
     return loss if processes is None else processes.finish(loss)
@@ -247,8 +247,8 @@ def _check_admissible(allowed: Tensor) -> None:
         row = int(short.nonzero()[0])
         raise ValueError(
             f"expected a partner for every row in its set, got row {row} whose set has {int(rivals[row]) or 'some'} "
-            f"rows on its side and {int(allowed[row].sum())} on the other; give a price for rows that stay alone: "
-            "sets=sw.Sets(sets_a, sets_b, price=...)"
+            f"rows on its side and {int(allowed[row].sum())} on the other; give a price for rows that stay alone, "
+            + see("how-to/sets#price")
         )
 
 
