@@ -15,6 +15,11 @@ def labels_of(z: torch.Tensor) -> torch.Tensor:
     return torch.arange(len(z), device=z.device) // 3
 
 
+def sets_of(z: torch.Tensor, **known) -> sw.Sets:
+    ids = torch.arange(len(z), device=z.device)
+    return sw.Sets(ids // 8, ids % (len(z) // 8), **known)
+
+
 def own_of(z: torch.Tensor) -> torch.Tensor:
     return torch.stack([z.flip(0), z.roll(1, 0)], 1)
 
@@ -31,6 +36,11 @@ LOSSES = {
     "labels-sparse-clr": lambda z_a, z_b: sw.SparseCLR(block_size=50)(z_a, z_b, labels=labels_of(z_a)),
     "labels-set": lambda z_a, z_b: sw.SetContrastive(sw.NTXent())(z_a, z_b, labels=labels_of(z_a)),
     "own-nt-xent": lambda z_a, z_b: sw.NTXent()(z_a, z_b, own_of(z_b)),
+    "sets-infonce": lambda z_a, z_b: sw.InfoNCE(symmetric=True)(z_a, z_b, sets=sets_of(z_a)),
+    "sets-infonce-hard": lambda z_a, z_b: sw.InfoNCE()(z_a, z_b, sets=sets_of(z_a, truth="hard")),
+    "sets-nt-xent": lambda z_a, z_b: sw.NTXent(block_size=50)(z_a, z_b, sets=sets_of(z_a, price=-0.2)),
+    "sets-sparse-clr": lambda z_a, z_b: sw.SparseCLR()(z_a, z_b, sets=sets_of(z_a)),
+    "sets-set": lambda z_a, z_b: sw.SetContrastive(sw.NTXent())(z_a, z_b, sets=sets_of(z_a)),
     "triplet": sw.TripletMargin(),
     "nt-logistic": sw.NTLogistic(),
     "qare": sw.QARe(),
@@ -47,6 +57,11 @@ WAITING = {
     "one-to-one": sw.AssignmentLoss(mining="one-to-one"),
     "sinkhorn": sw.AssignmentLoss(mining="one-to-one", smoothing="sinkhorn"),
     "sparsemap": sw.AssignmentLoss(mining="one-to-one", smoothing="sparsemap"),
+    "sets-nt-xent-one-to-one": lambda z_a, z_b: sw.NTXent()(z_a, z_b, sets=sets_of(z_a, truth="one-to-one")),
+    "sets-one-to-one": lambda z_a, z_b: sw.AssignmentLoss(mining="one-to-one")(z_a, z_b, sets=sets_of(z_a)),
+    "sets-sinkhorn": lambda z_a, z_b: sw.AssignmentLoss(mining="one-to-one", smoothing="sinkhorn")(
+        z_a, z_b, sets=sets_of(z_a, price=8.0)
+    ),
     "qare-euclidean": sw.QARe(similarity="euclidean", bound="best"),
     "qare-sqeuclidean": sw.QARe(similarity="sqeuclidean"),
 }

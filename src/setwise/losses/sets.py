@@ -70,7 +70,7 @@ class _DifferenceOfMaxima(torch.autograd.Function):
     ) -> Tensor:
         best = solve(theta, smoothing=smoothing)
         if single:
-            true = Maximum(theta[admissible].sum() - best.truth, admissible.to(theta.dtype), best.truth)
+            true = Maximum(torch.where(admissible, theta, 0).sum() - best.truth, admissible.to(theta.dtype), best.truth)
         else:
             true = solve(theta.masked_fill(~admissible, -math.inf), smoothing=smoothing)
         if not (best.converged and true.converged):
