@@ -60,7 +60,7 @@ WAITING = {
     "sets-nt-xent-one-to-one": lambda z_a, z_b: sw.NTXent()(z_a, z_b, sets=sets_of(z_a, truth="one-to-one")),
     "sets-one-to-one": lambda z_a, z_b: sw.AssignmentLoss(mining="one-to-one")(z_a, z_b, sets=sets_of(z_a)),
     "sets-sinkhorn": lambda z_a, z_b: sw.AssignmentLoss(mining="one-to-one", smoothing="sinkhorn")(
-        z_a, z_b, sets=sets_of(z_a, price=8.0)
+        z_a, z_b, sets=sets_of(z_a, price=30.0)
     ),
     "qare-euclidean": sw.QARe(similarity="euclidean", bound="best"),
     "qare-sqeuclidean": sw.QARe(similarity="sqeuclidean"),
