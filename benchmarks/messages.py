@@ -37,6 +37,7 @@ from setwise.training.environment import environment
 
 ROOT = Path(__file__).parent.parent
 RESULTS, PAGE = ROOT / "results", ROOT / "docs" / "scale.md"
+LARGE = RESULTS / "bench-large-batches-h200.json"
 LOSSES = {
     "InfoNCE": lambda: sw.InfoNCE(),
     "InfoNCE, symmetric": lambda: sw.InfoNCE(symmetric=True),
@@ -55,7 +56,7 @@ class Sent(NamedTuple):
     numbers: float
 
     def bytes(self, parts: int) -> float:
-        """On a GPU, where a row is stored in so many parts of half precision."""
+        """On a GPU, which stores a row in so many parts of half precision, in multiples of 64 dimensions."""
         return 2 * parts * self.rows + 4 * self.numbers
 
 
@@ -150,9 +151,9 @@ def check(processes: int, folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
-# The loss of one H200 without and with stored scores, forward and backward, E = 512. Measured there, until
-# results/bench-large-batches-h200.json has them: {"rows": [{"way", "n", "e", "ms", "mib"}, ...]} with these ways,
-# "mib" beyond inputs and gradients, and of "qare" the time alone.
+# InfoNCE forward and backward on one H200, measured there. results/bench-large-batches-h200.json takes their place once
+# it exists: {"rows": [{"way", "n", "e", "ms", "mib"}, ...]} with these ways, read where e = 512. "mib"
+# is beyond inputs and gradients; "float16" needs it at two n, "stored" at its largest n. Of "qare", the term alone.
 MEASURED = [
     {"way": "float16", "n": 65_536, "e": 512, "ms": 39.0, "mib": 199.0},
     {"way": "float16", "n": 1_048_576, "e": 512, "ms": 9_900.0, "mib": 1_198.0},
@@ -199,26 +200,23 @@ class Work(NamedTuple):
 
 
 WORKS = [
+    *(Work(f"SimCLR, {encoder}", encoder, "NT-Xent", 1_281_167, 4096, 8, 128, (100,)) for encoder in PARAMETERS),
     *(
-        Work(f"SimCLR, {encoder}, batch 4,096", encoder, "NT-Xent", 1_281_167, 4096, 8, 128, (100,))
-        for encoder in PARAMETERS
-    ),
-    *(
-        Work(f"CLIP, batch {batch:,}", "ViT-S/16", "InfoNCE, symmetric", 400_000_000, batch, 256, 512, (1, 32), 2)
+        Work("CLIP, ViT-S/16", "ViT-S/16", "InfoNCE, symmetric", 400_000_000, batch, 256, 512, (1, 32), 2)
         for batch in (32_768, 1_048_576)
     ),
 ]
 
 
-def measured(way: str) -> list[dict[str, float]]:
-    path = RESULTS / "bench-large-batches-h200.json"
-    rows = json.loads(path.read_text())["rows"] if path.exists() else MEASURED
-    return [row for row in rows if row["way"] == way]
+def measured(way: str) -> list[Any]:
+    """Rows of that way, the largest batch last."""
+    rows = json.loads(LARGE.read_text())["rows"] if LARGE.exists() else MEASURED
+    return sorted((row for row in rows if row["way"] == way and row["e"] == 512), key=lambda row: row["n"])
 
 
 def pace(way: str) -> float:
     """Seconds for a score and a dimension, of the largest batch that was measured."""
-    row = max(measured(way), key=lambda row: row["n"])
+    row = measured(way)[-1]
     return row["ms"] / 1e3 / (row["n"] ** 2 * row["e"])
 
 
@@ -231,10 +229,10 @@ def loss_seconds(work: Work, way: str) -> float:
 def loss_bytes(work: Work, way: str) -> float:
     """Of a GPU's memory, beyond the gradients of its own rows."""
     if way == "stored":
-        (row,) = measured(way)  # two matrices of scores; a symmetric loss keeps one more
+        row = measured(way)[-1]  # two matrices of scores; a symmetric loss keeps one more
         matrices = row["mib"] * 2**20 * work.scores / row["n"] ** 2 * (1.5 if work.loss == "InfoNCE, symmetric" else 1)
         return matrices + 2 * 4 * work.batch * work.e  # and both sets, which are gathered
-    small, large = sorted(measured("float16"), key=lambda row: row["n"])  # a constant, and so much for each row
+    small, *_, large = measured("float16")  # a constant, and so much for each row
     slope = (large["mib"] - small["mib"]) / (large["n"] - small["n"])
     rows = work.own * (2 if work.loss == "NT-Xent" else 1)
     alone = (small["mib"] + slope * (rows - small["n"])) * 2**20 * PARTS[way]
@@ -269,11 +267,11 @@ def gradient_bytes(work: Work) -> float:
     return 2 * (work.gpus - 1) / work.gpus * 4 * work.towers * PARAMETERS[work.encoder]
 
 
-def link(work: Work, way: str) -> float:
+def link(work: Work, *, ring: bool) -> float:
     """Bytes a second and a GPU."""
     if work.gpus <= NODE:
         return NVLINK
-    return ADAPTER if way == "ring" else min(NVLINK, NODE * ADAPTER)
+    return ADAPTER if ring else min(NVLINK, NODE * ADAPTER)
 
 
 def loss_sends(work: Work, way: str) -> float:
@@ -284,8 +282,8 @@ def loss_sends(work: Work, way: str) -> float:
 def exchange_seconds(work: Work, way: str) -> float:
     """What all messages of a step would take if nothing were computed meanwhile, the hops' fixed price included."""
     ring = way != "stored"
-    seconds = loss_sends(work, way) / link(work, "ring" if ring else "gathering")
-    return seconds + gradient_bytes(work) / link(work, "gathering") + (2 * (work.gpus - 1) * HOP if ring else 0)
+    seconds = loss_sends(work, way) / link(work, ring=ring) + gradient_bytes(work) / link(work, ring=False)
+    return seconds + (2 * (work.gpus - 1) * HOP if ring else 0)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -309,14 +307,10 @@ def rounded(count: float) -> str:
     return f"{round(count, digits):,.0f}"
 
 
-def steps(work: Work, epochs: int) -> float:
-    return epochs * work.items / work.batch
-
-
 def hours(work: Work, epochs: int, way: str, *, hidden: bool) -> float:
     """Of the whole run; ``hidden``: all messages travel while something is computed."""
     seconds = work.own / encoder(work).rate + loss_seconds(work, way)
-    return steps(work, epochs) * (seconds + (0 if hidden else exchange_seconds(work, way))) / 3600
+    return epochs * work.items / work.batch * (seconds + (0 if hidden else exchange_seconds(work, way))) / 3600
 
 
 def span(work: Work, epochs: int) -> str:
@@ -342,7 +336,7 @@ def answer() -> str:
     return textwrap.fill(" ".join(sentences), 128, break_long_words=False, break_on_hyphens=False)
 
 
-def step_table() -> str:
+def costs_table() -> str:
     def both(show: Callable[[float], str], of: Callable[[Work, str], float]) -> Callable[[Work], str]:
         def cell(work: Work) -> str:
             whole, half = show(of(work, "float32")), show(of(work, "float16"))
@@ -354,53 +348,38 @@ def step_table() -> str:
         parts = encoder(work).parts
         return f"{work.own:,}" + (f" in {parts} parts" if parts > 1 else "")
 
+    def in_all(way: str, hidden: bool) -> Callable[[Work], str]:
+        return lambda work: " and ".join(f"{hours(work, epochs, way, hidden=hidden):.2f}" for epochs in work.epochs)
+
     lines: dict[str, Callable[[Work], str]] = {
-        "items": items,
-        "time: encoder": lambda work: ms(work.own / encoder(work).rate),
-        "time: loss with stored scores": lambda work: ms(loss_seconds(work, "stored")),
-        "time: loss in tiles": both(ms, loss_seconds),
-        "memory: encoder": lambda work: size(encoder(work).memory),
-        "memory: stored scores": lambda work: size(loss_bytes(work, "stored")),
-        "memory: tiles and ring": both(size, loss_bytes),
-        "sent: gathering": lambda work: size(loss_sends(work, "stored")),
-        "sent: the ring": both(size, loss_sends),
-        "sent: QARe": lambda work: size(sent("QARe", "ring", work.own, work.e, work.gpus).bytes(0)),
-        "sent: gradients (DDP)": lambda work: size(gradient_bytes(work)),
-        "messages: gathering, gradients": lambda work: ms(exchange_seconds(work, "stored")),
-        "messages: the ring, gradients": both(ms, exchange_seconds),
+        "batch": lambda work: f"{work.batch:,}",
+        "GPUs": lambda work: f"{work.gpus}",
+        "items a GPU": items,
+        "**time of a step:** encoder": lambda work: ms(work.own / encoder(work).rate),
+        "loss, scores stored": lambda work: ms(loss_seconds(work, "stored")),
+        "loss, in tiles": both(ms, loss_seconds),
+        "**memory of a GPU:** encoder": lambda work: size(encoder(work).memory),
+        "loss, scores stored, at least": lambda work: size(loss_bytes(work, "stored")),
+        "loss, tiles and ring, at most": both(size, loss_bytes),
+        "**sent a step and a GPU:** gathering": lambda work: size(loss_sends(work, "stored")),
+        "the ring": both(size, loss_sends),
+        "QARe": lambda work: size(sent("QARe", "ring", work.own, work.e, work.gpus).bytes(0)),
+        "DDP's gradients": lambda work: size(gradient_bytes(work)),
+        "**time to send it:** gathering, DDP": lambda work: ms(exchange_seconds(work, "stored")),
+        "the ring, DDP": both(ms, exchange_seconds),
+        "epochs": lambda work: " and ".join(map(str, work.epochs)),
+        "**hours:** the ring, messages hidden": in_all("float32", True),
+        "the ring, not hidden": in_all("float32", False),
+        "gathering, not hidden": in_all("stored", False),
     }
-    columns = [f"{work.name}, {work.gpus} GPUs" for work in WORKS]
-    return table(["a step of one GPU", *columns], [[name, *map(cell, WORKS)] for name, cell in lines.items()])
+    columns = [work.name for work in WORKS]
+    return table(["", *columns], [[name, *map(cell, WORKS)] for name, cell in lines.items()])
 
 
 def images_of_a_core() -> float:
     """JPEGs that a core decodes in a second."""
     record = read("bench-decoding-16-cores")
     return record["images_per_second"]["ours"] / record["workers"]
-
-
-def hours_table() -> str:
-    rows = []
-    for work in WORKS:
-        for epochs in work.epochs:
-            best, worst, gathering = (
-                hours(work, epochs, way, hidden=hidden)
-                for way, hidden in (("float32", True), ("float32", False), ("stored", False))
-            )
-            name = f"{work.name}, {epochs} epoch{'s' if epochs > 1 else ''}, {work.gpus} GPUs"
-            cells = (best, worst, gathering)
-            rows.append(
-                [name, f"{steps(work, epochs):,.0f}", *(f"{x:.2f} h" for x in cells), f"{work.gpus * worst:,.0f} h"]
-            )
-    columns = [
-        "run",
-        "steps",
-        "messages hidden",
-        "nothing hidden",
-        "gathering, nothing hidden",
-        "GPU hours, nothing hidden",
-    ]
-    return table(columns, rows)
 
 
 def fewest_rows(way: str, speed: float) -> float:
@@ -465,12 +444,12 @@ def breaks_table() -> str:
 
 def given() -> str:
     """What the tables are computed from, beside the formulas."""
-    rows, large = [], RESULTS / "bench-large-batches-h200.json"
+    rows = []
     words = {"float32": "digits of float32", "float16": "float16 products", "stored": "stored scores", "qare": "QARe"}
     for way, name in words.items():
         for row in measured(way):
             memory = f", {size(row['mib'] * 2**20)}" if "mib" in row else ""
-            source = f"`{large.name}`" if large.exists() else "`benchmarks/messages.py`"
+            source = f"`{LARGE.name}`" if LARGE.exists() else "`benchmarks/messages.py`"
             rows.append([f"loss, N = {row['n']:,}, E = {row['e']}, {name}", f"{row['ms']:,.0f} ms{memory}", source])
     for name, record in RECORDS.items():
         ways = read(f"bench-step-{record}-h200")["large"][record]["ways"]
@@ -505,7 +484,7 @@ def most_stored(gpus: int) -> float:
     return n * gpus * math.sqrt(GPU_BYTES / loss_bytes(work, "stored"))
 
 
-PLACES = {"answer": answer, "step": step_table, "hours": hours_table, "breaks": breaks_table, "given": given}
+PLACES = {"answer": answer, "costs": costs_table, "breaks": breaks_table, "given": given}
 PLACE = re.compile(r"(<!-- from results: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)  # as in docs/readme.py
 
 

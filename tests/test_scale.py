@@ -55,3 +55,13 @@ def test_the_page_is_what_the_records_say():
     page = made.PAGE.read_text()
     assert made.fill(page) == page, "run `make readme`"
     assert {place[2] for place in made.PLACE.finditer(page)} == set(made.PLACES)
+
+
+def test_the_verdicts_of_the_page_are_those_of_the_numbers():
+    made = messages()
+    _, simclr, clip, larger = made.WORKS
+    assert made.exchange_seconds(clip, "stored") < made.exchange_seconds(clip, "float32"), "gathering is the better way"
+    assert made.hours(larger, 1, "stored", hidden=False) > made.hours(larger, 1, "float32", hidden=False)
+    for work in made.WORKS:
+        assert made.loss_seconds(work, "float32") < 0.2 * work.own / made.encoder(work).rate, "small beside the encoder"
+    assert simclr.gpus * made.encoder(simclr).rate / made.images_of_a_core() > 64, "reading breaks first"
