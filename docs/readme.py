@@ -22,6 +22,7 @@ from setwise.paper.numbers import CLASSIFICATION, MATCHING, word
 from setwise.paper.recipes import FORMS, MATCHING_LOSSES
 from setwise.paper.spectra import looks_table
 from setwise.paper.tables import changes_table, paper_gain, paper_number
+from setwise.paper.tuned import settings, trials_table, tuned_answer, tuned_table
 from setwise.records.statistics import paired_difference
 from setwise.report.tables import Cell, Table, shown
 
@@ -203,6 +204,15 @@ def ablation(found: Found) -> str:
     return "\n\n".join(parts)
 
 
+def tuned(found: Found) -> str:
+    """What set-level terms add once every objective is tuned."""
+    parts = []
+    for setting in settings(collect(RESULTS)[0], found):
+        tables = (tuned_table(setting), trials_table(setting))
+        parts += [text(tuned_answer(setting)), *(markdown(table.columns, table.rows) for table in tables)]
+    return "\n\n".join(parts) or "Not run yet: `setwise reproduce tuning` makes the trials."
+
+
 def spectrum(found: Found) -> str:
     """How flat the spectra are at the end."""
     columns = ("effective rank", "effective rank of features")
@@ -250,6 +260,7 @@ PLACES: dict[str, Callable[[Found], str]] = {
     "alone": alone,
     "weight": weight,
     "ablation": ablation,
+    "tuned": tuned,
     "spectrum": spectrum,
     "changes": changes,
     "missing": missing,

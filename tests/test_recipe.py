@@ -60,7 +60,7 @@ def test_what_is_missing_takes_its_default():
         ({"epochs": "many"}, "expected epochs to be a whole number, got 'many'"),
         ({"data": {"validation": -1}}, "expected validation to be .* got -1"),
         ({"method": "matching", "data": {"validation": 5}}, "expected no validation for matching"),
-        ({"data": {"instances": 100}}, "expected instances for matching only"),
+        ({"data": {"instances": 100}}, "expected instances for matching and pairs only"),
         ({"batch": 1}, "expected a batch of at least 2"),
         ({"batch": 0}, "expected batch"),
         ({"epochs": -1}, "expected epochs"),

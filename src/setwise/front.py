@@ -23,13 +23,13 @@ from torch import Tensor, nn
 import setwise.records as records
 import setwise.register as register
 import setwise.runs as runs
-from setwise.data import ImageSet
+from setwise.data import ImageSet, PairSet
 from setwise.data.api import Where
 from setwise.evaluation.embedding import EmbeddingTable
 from setwise.evaluation.features import extract, frozen
 from setwise.losses.objective import Choice
 from setwise.paper.recipes import recipe as recipe_by_name
-from setwise.recipe import SHORT, Recipe, trust
+from setwise.recipe import SHORT, Recipe, source_entry, trust
 from setwise.runs.pretraining import PYTHON
 from setwise.training import checkpoint as checkpoints
 from setwise.training.checkpoint import Checkpoint
@@ -39,6 +39,12 @@ from setwise.training.processes import join, leave
 
 DEFAULT = "paper/digits-conv4-simclr-qare"  # of data sets by name
 BASE = "modern/cifar10-resnet18-simclr"  # of your own images, which decide the rest
+PAIRS = {  # of pairs, by what their first side is made of
+    "ids": "pairs/multi30k-bag-infonce",
+    "features": "pairs/feature-pairs-mlp-infonce",
+    "images": "pairs/captions-resnet18-infonce",
+}
+FILES = {"feature-pairs": "features", "captions": "images"}  # kinds of files, where these are not ids
 Place = str | os.PathLike[str]
 LoggerChoice = str | Mapping[str, object]  # its name, or a table of "name" and its options
 
@@ -115,6 +121,14 @@ class Run:
         with frozen(self.encoder.to(where)):
             return extract(self.encoder, one, device=where).cpu()
 
+    def embed_pairs(self, pairs: Place | PairSet, *, device: str = "auto") -> tuple[Tensor, Tensor]:
+        """The embeddings [N, E] of both sides of pairs, for a run of method pairs.
+
+        Pairs are a file, a ``PairSet``, or a data set, of which the test split counts. Embeddings are what the loss
+        sees, behind the heads. Texts are read as in training.
+        """
+        return runs.embed_run(self.folder, pairs, device=runs.choose_device(device))
+
     def probe(
         self, data: Place | ImageSet | None = None, *, device: str = "auto", fine_tune: bool = False
     ) -> dict[str, Any]:
@@ -128,7 +142,7 @@ class Run:
 
 
 def pretrain(
-    data: Place | ImageSet | None = None,
+    data: Place | ImageSet | PairSet | None = None,
     *,
     recipe: str | Recipe | Plan | None = None,
     method: str | None = None,
@@ -150,27 +164,33 @@ def pretrain(
 ) -> Run:
     """Train by a recipe, evaluate, write the record. `setwise pretrain` and `setwise match` call this function.
 
-    ``data`` is a name, a path, or an ``ImageSet`` (see ``sw.data.from_images``); ``recipe`` a name, a TOML file,
-    or a ``Recipe``. Without a recipe your own images decide: network, batch, epochs and views follow from their number,
-    their size and the device. ``changes`` are fields of the recipe by their paths, as in {"objective.temperature": 0.2,
-    "epochs": 20}; ``method``, ``encoder`` and ``terms`` (a weight for each set-level term, instead of the recipe's) are
-    those that people change most. ``pixels``: as for ``sw.data.load``. ``out``: the run's folder, runs/NAME/seed-N if
-    none. ``compile``: the encoder, by torch.compile. ``loggers``: names, or tables such as {"name": "wandb", "project":
-    "mine"}.
+    ``data`` is a name, a path, an ``ImageSet`` (see ``sw.data.from_images``) or a ``PairSet``; ``recipe`` a name, a
+    TOML file, or a ``Recipe``. Without a recipe your own images decide: network, batch, epochs and views follow from
+    their number, their size and the device. ``changes`` are fields of the recipe by their paths, as in
+    {"objective.temperature": 0.2, "epochs": 20}; ``method``, ``encoder`` and ``terms`` (a weight for each set-level
+    term, instead of the recipe's) are those that people change most. ``pixels``: as for ``sw.data.load``. ``out``: the
+    run's folder, runs/NAME/seed-N if none. ``compile``: the encoder, by torch.compile. ``loggers``: names, or tables
+    such as {"name": "wandb", "project": "mine"}.
 
     Examples:
         >>> run = sw.pretrain("digits", terms={"qare": 0.5}, changes={"epochs": 1, "probe.epochs": 1}, out="runs/a")
         >>> run.embed(sw.data.load("digits", split="test").images).shape
         torch.Size([500, 64])
     """
-    given = data if isinstance(data, ImageSet) else None
-    source = f"{PYTHON}{data.name}" if isinstance(data, ImageSet) else data
-    wanted = dict(changes or {}) | {
+    given = data if isinstance(data, (ImageSet, PairSet)) else None
+    source = f"{PYTHON}{data.name}" if isinstance(data, (ImageSet, PairSet)) else data
+    wanted: dict[str, object] = {}
+    kind = data.first.kind if isinstance(data, PairSet) else ""
+    if isinstance(data, PairSet) and recipe is None:
+        wanted = {"second_encoder": "none"}
+        if data.second.kind != kind:
+            wanted = {"second_encoder": recipe_by_name(PAIRS[data.second.kind]).encoder.name, "method.head": "linear"}
+    wanted |= dict(changes or {}) | {
         path: os.fspath(value)
         for path, value in (("data.source", source), ("method", method), ("encoder", encoder))
         if value is not None
     }
-    plan = recipe if isinstance(recipe, Plan) else compose(recipe, wanted, terms)
+    plan = recipe if isinstance(recipe, Plan) else compose(recipe, wanted, terms, kind=kind)
     for logger in loggers:
         Choice.read(register.logger, logger)  # an unknown one raises now
     folder = Path("runs", plan.name, f"seed-{seed}") if out is None else Path(out)
@@ -194,10 +214,12 @@ def pretrain(
         if changes is not None and resume and (folder / CHECKPOINT).exists():  # it keeps what it chose
             chosen, changes = checkpoints.load(folder).recipe.changed(changes), None
         source = chosen.data.source
-        if source not in register.data and Path(source).is_dir():  # so that the run finds its data from elsewhere too
+        file = "pairs" in source_entry(source).takes and Path(source).is_file()
+        if source not in register.data and (file or Path(source).is_dir()):  # the run finds its data from elsewhere too
             chosen = chosen.changed({"data.source": os.path.abspath(source)})
         options: Any = {"name": plan.title, "seed": seed, "how": how, "root": place, "evaluate": evaluate}
         if changes is not None:
+            assert not isinstance(given, PairSet)  # of which ``compose`` gives no changes
             wanted = {**changes, "data.source": chosen.data.source}
             decide = partial(runs.recipe_for, _read(BASE), changes=wanted, device=where.type)
             runs.pretrain(chosen, folder, images=given, decide=decide, **options)
@@ -223,23 +245,39 @@ def load_run(folder: Place) -> Run:
 
 
 def compose(
-    recipe: str | Recipe | None, changes: Mapping[str, object], terms: Mapping[str, float | None] | None = None
+    recipe: str | Recipe | None,
+    changes: Mapping[str, object],
+    terms: Mapping[str, float | None] | None = None,
+    *,
+    kind: str = "",
 ) -> Plan:
     """The recipe, by name or from a file, with its changes; without one, the default, or what own images decide.
 
     ``terms`` replace the recipe's. A term that the recipe has keeps its options, and its weight where None is given.
+    ``kind``: of pairs from Python, what their first side is made of.
     """
     register.load_entry_points()
     trust({**changes, "terms": [{"term": term} for term in terms or ()]})  # a person wrote these names
     source = next((str(x) for path, x in changes.items() if SHORT.get(path, path) == "data.source"), "")
-    given, own = changes, recipe is None and source != "" and source not in register.data
-    recipe = recipe or (BASE if own else DEFAULT)
+    method = next((str(x) for path, x in changes.items() if SHORT.get(path, path) == "method.name"), "")
+    own = recipe is None and source != "" and source not in register.data
+    entry = source_entry(source) if source else None
+    pairs = recipe is None and (kind != "" or method == "pairs" or (entry is not None and "pairs" in entry.takes))
+    if pairs:
+        kind = kind or FILES.get(entry.name if entry is not None else "", "ids")
+        if method == "pairs":  # as the recipe has it, with its options
+            changes = {path: x for path, x in changes.items() if SHORT.get(path, path) != "method.name"}
+    given, recipe = changes, recipe or (PAIRS[kind] if pairs else BASE if own else DEFAULT)
     start, name = (recipe, "own") if isinstance(recipe, Recipe) else (_read(recipe), recipe)
     if terms is not None:
         mine = {one.term.name: one.tree() for one in start.objective.terms} if start.objective is not None else {}
         weights = {term: {} if weight is None else {"weight": weight} for term, weight in terms.items()}
         changes = {**changes, "terms": [mine.get(term, {"term": term}) | weight for term, weight in weights.items()]}
-    if own:
+    if own and pairs:
+        path = Path(source.removeprefix(PYTHON)).resolve()
+        path = path.parent if kind == "images" and path.is_file() else path  # photos/captions.tsv
+        name = path.name.partition(".")[0] or "pairs"
+    elif own:
         about = "of which your images decide encoder, batch, epochs and views, unless you do"
         images = Path(source).resolve().name.removeprefix(PYTHON) or "images"
         plan = Plan(start.changed({"warmup": 0, "about": about, **changes}), images, images, changes)

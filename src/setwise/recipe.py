@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 import setwise.register as register
 from setwise.checks import check_number
+from setwise.data.formats import kind_of_path
 from setwise.losses.objective import Choice, Objective, build
 from setwise.losses.presets import objective_of
 from setwise.registry import Entry, Registry, convert, known, nearest
@@ -26,8 +27,8 @@ PRECISIONS = ("float32", "bfloat16", "float64")
 
 
 def source_entry(source: str) -> Entry[Any]:
-    """The registered source of that name; of a path the one for folders of images."""
-    return register.data[source if source in register.data else "image-folder"]
+    """The registered source of that name; of a path the one for such files, or for folders of images."""
+    return register.data[source if source in register.data else kind_of_path(source)]
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Data:
 
     source: str = "digits"  # as `setwise data list` shows it, or a path
     validation: int = 0  # for classification: test on so many training images instead of the test split
-    instances: int | None = None  # for matching: how many images are halved; all if none
+    instances: int | None = None  # for matching: how many images are halved; for pairs: the first so many; all if none
     split_seed: int = 0  # which images, or identities, are for training, validation, test
     options: dict[str, Any] = field(default_factory=dict)  # of a registered source
 
@@ -95,6 +96,7 @@ CHOSEN: dict[str, tuple[Registry[Any], str]] = {
     "method": (register.method, "name"),
     "views": (register.views, "preset"),
     "encoder": (register.encoder, "name"),
+    "second_encoder": (register.encoder, "name"),
     "optimizer": (register.optimizer, "name"),
     "schedule": (register.schedule, "name"),
 }
@@ -132,6 +134,7 @@ class Recipe:
     optimizer: Choice
     schedule: Choice
     objective: Objective | None = None
+    second_encoder: Choice | None = None  # of the second side of pairs; if none, another of the first kind
     about: str = ""  # a line for people
     epochs: int = 200
     batch: int = 128  # items; contrastive methods see several views of each
@@ -151,9 +154,14 @@ class Recipe:
                 check_number(value, name, least=LEAST.get(path), above=0 if path in POSITIVE else None)
         if data.split_seed >= 2**63:
             raise ValueError(f"expected split_seed from 0 to 2^63 - 1, got {data.split_seed}")
-        if data.instances is not None and not self.matched:
+        if data.instances is not None and not (self.matched or self.pairs):
             advice = "--validation N keeps training images apart"
-            raise ValueError(f"expected instances for matching only, got {data.instances}; {advice}")
+            raise ValueError(f"expected instances for matching and pairs only, got {data.instances}; {advice}")
+        if self.second_encoder is not None and not self.pairs:
+            raise ValueError(
+                f"expected a second encoder for method 'pairs' only, got {self.second_encoder.name!r} for {method!r}; "
+                "leave out --second-encoder"
+            )
         if data.validation and self.matched:
             raise ValueError(f"expected no validation for matching, which has its own split, got {data.validation}")
         warmup, momentum = values.get("schedule.warmup", 0.0), values.get("optimizer.momentum", 0.0)
@@ -178,6 +186,11 @@ class Recipe:
         """Whether it learns from two views of the same identities, not from single images."""
         return "matched" in register.method[self.method.name].takes
 
+    @property
+    def pairs(self) -> bool:
+        """Whether it learns from pairs of any kind, each side with an encoder."""
+        return "pairs" in register.method[self.method.name].takes
+
     @classmethod
     def read(cls, tree: Mapping[str, Any]) -> Recipe:
         """From a file's tables. Missing fields take their defaults; an unknown one raises, with the nearest name."""
@@ -192,6 +205,8 @@ class Recipe:
         values: dict[str, Any] = {}
         hints = typing.get_type_hints(cls)
         for name, value in tree.items():
+            if name == "second_encoder" and value is None:
+                continue
             if name in CHOSEN:
                 values[name] = Choice.read(CHOSEN[name][0], value, CHOSEN[name][1])
             elif name == "objective":
@@ -209,6 +224,8 @@ class Recipe:
         tree: Tree = {}
         for one in fields(self):
             value = getattr(self, one.name)
+            if one.name == "second_encoder" and value is None:
+                continue  # most recipes have one encoder
             if isinstance(value, Choice):
                 value = value.tree(CHOSEN[one.name][1])
             elif isinstance(value, (Objective, Data)):
@@ -340,10 +357,14 @@ def _set(tree: Tree, path: str, value: object) -> None:
         same = {name: kept[name] for name in ("weight", "terms") if name in kept}
         tree["objective"] = Objective.read({"loss": value} | same).tree()
     elif path == "data.source":  # fields of all sources stay, another source's options go
-        paths = all(source not in register.data for source in (value, tree["data"]["source"]))  # a folder that moved
-        kept = set(tree["data"]) if paths else {one.name for one in fields(Data)}
+        before = tree["data"]["source"]
+        paths = all(source not in register.data for source in (value, before))
+        moved = paths and source_entry(str(value)) is source_entry(before)  # a folder elsewhere
+        kept = set(tree["data"]) if moved else {one.name for one in fields(Data)}
         same = {name: x for name, x in tree["data"].items() if name in kept}
         tree["data"] = Data.read(same | {"source": value}).tree()
+    elif path == "second_encoder.name" and value in (None, "none"):
+        tree.pop("second_encoder", None)
     elif (registry := _registry(path)) is not None:
         tree[part] = Choice.read(registry, {last: value}, last).tree(last)
         if part == "method":  # another method may take no objective, or need one

@@ -19,7 +19,7 @@ from setwise.registry import load_entry_points as load_entry_points
 from setwise.registry import load_file as load_file
 
 # ``given``: what the library fills in. ``home``: the room with our own entries.
-# -> nn.Module with .features; it may ask for image_size
+# -> nn.Module with .features; it may ask for image_size; takes=("ids",) or ("features",) if it is not for images
 encoder: Registry[Any] = Registry("encoder", given=("channels", "image_size"), home="setwise.encoders")
 loss: Registry[Any] = Registry("loss", given=("z_a", "z_b"), home="setwise.losses.objective")  # see ``called``
 term: Registry[Any] = Registry("set-level term", given=("z_a", "z_b"), home="setwise.losses.objective")  # as a loss
@@ -29,7 +29,7 @@ optimizer: Registry[Any] = Registry("optimizer", given=("groups",), home="setwis
 # -> the rate at that moment
 schedule: Registry[Any] = Registry("schedule", given=("lr", "progress", "epochs"), home="setwise.training.schedule")
 views: Registry[Any] = Registry("preset of views", given=("mean", "std"), home="setwise.views")  # -> Views
-# -> ImageSet, or a MatchedSet of all identities
+# -> ImageSet, a MatchedSet of all identities, or, with takes=("pairs",), a PairSet
 data: Registry[Any] = Registry(
     "data source", given=("root", "split", "source_path", "placement"), home="setwise.data.formats"
 )

@@ -109,6 +109,12 @@ def test_a_photo_on_its_side_has_the_size_that_people_see(photos):
     assert sw.data.load(photos).images.shape == (5, 3, 30, 20)
 
 
+def test_images_are_in_the_order_of_their_folders(photos):
+    names = ["a/1", "a-b/1", "a b/1", "a/b-c/1", "a/b/1", "a/b.c/1", "B/2", "é/1", "a\x01/1", "a1/1"]
+    write(photos, *(f"{name}.png" for name in names))
+    assert list(sw.data.load(photos).paths) == sorted((f"{name}.png" for name in names), key=lambda x: x.split("/"))
+
+
 def test_sizes_are_written_as_people_write_them():
     for given, expected in (("64", 64), ("128x64", (128, 64)), ("128,64", (128, 64)), ([128, 64], (128, 64))):
         recipe = Recipe.read({}).changed({"data": "photos/", "size": given})

@@ -1,5 +1,7 @@
 """The two forms, the split by identity, and matched halves."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -163,3 +165,25 @@ def test_a_source_of_your_own_is_one_of_the_list():
     assert Recipe.read({"data": "cuhk03"}).data.options == {"boxes": "labeled", "size": (128, 64)}
     with pytest.raises(ValueError, match="expected a field of data.* did you mean 'validation'"):
         Recipe.read({"data": {"source": "digits", "validaton": 3}})
+
+
+@pytest.mark.parametrize("shape", [(3, 8, 8), (1, 3, 3), (3, 5, 7)])
+@pytest.mark.parametrize("start", [0, 1], ids=["aligned", "not"])
+def test_images_are_selected_with_their_labels_and_paths(shape, start):
+    n = 20
+    whole = torch.randint(0, 256, (start + n * math.prod(shape),), generator=torch.Generator().manual_seed(0))
+    pixels = whole.to(torch.uint8)[start:].view(n, *shape)
+    labels, paths = torch.arange(n) % 4, tuple(f"{k}.png" for k in range(n))
+    channels = {"mean": (0.5,) * shape[0], "std": (0.25,) * shape[0]}
+    data = sw.data.ImageSet("some", "train", pixels, labels, tuple("abcd"), paths=paths, **channels)
+    rows = torch.tensor([3, 3, 19, 0])
+    part = data.select(rows, split="test")
+    assert (part.images.shape, part.images.dtype) == ((4, *shape), torch.uint8)
+    for i, k in enumerate(rows.tolist()):
+        assert torch.equal(part.images[i], pixels[k])
+        assert (part.labels[i], part.paths[i]) == (labels[k], paths[k])
+    part.images.zero_()
+    assert data.images.any(), "a copy"
+    assert data.select(rows[:0], split="test").images.shape == (0, *shape)
+    with pytest.raises(IndexError):
+        data.select(torch.tensor([n]), split="test")

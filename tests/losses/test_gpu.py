@@ -1,9 +1,12 @@
 """On a GPU: the same numbers as on the CPU, no wait for the device, and capture in a CUDA graph."""
 
+import copy
+
 import pytest
 import torch
 
 import setwise as sw
+from setwise.losses import large, structured
 
 pytestmark = pytest.mark.gpu
 
@@ -115,3 +118,78 @@ def test_autocast_changes_nothing(views, name):
     half = LOSSES[name](z_a.bfloat16(), z_b.bfloat16())
     assert half.dtype == torch.float32
     torch.testing.assert_close(half, plain, rtol=0.05, atol=0.05)
+
+
+LARGE = {
+    "infonce": lambda products: sw.InfoNCE(0.1, products=products),
+    "infonce-symmetric": lambda products: sw.InfoNCE(0.1, symmetric=True, products=products),
+    "infonce-learned": lambda products: sw.InfoNCE(learned(), symmetric=True, products=products),
+    "infonce-cold": lambda products: sw.InfoNCE(0.01, symmetric=True, products=products),
+    "nt-xent": lambda products: sw.NTXent(0.5, products=products),
+    "nt-xent-learned": lambda products: sw.NTXent(learned(), reduction="log-mean", products=products),
+    "set": lambda products: sw.SetContrastive(sw.InfoNCE(0.1, products=products), beta=0.5),
+}
+MORE = {
+    "plain": lambda z_a, z_b: {},
+    "labels": lambda z_a, z_b: {"labels": labels_of(z_a)},
+    "own": lambda z_a, z_b: {"extra_negatives": own_of(z_b)},
+    "bank": lambda z_a, z_b: {"extra_negatives": z_b[:77].flip(1).detach()},
+}
+
+
+def learned() -> torch.nn.Parameter:
+    return torch.nn.Parameter(torch.tensor(0.2))
+
+
+def value_and_gradients(loss: torch.nn.Module, *pair: torch.Tensor, **more: torch.Tensor) -> list[torch.Tensor]:
+    value = loss(*pair, **more)
+    return [value.detach(), *torch.autograd.grad(value, [*pair, *loss.parameters()])]
+
+
+@pytest.mark.parametrize("more", MORE)
+@pytest.mark.parametrize("name", LARGE)
+@pytest.mark.parametrize(
+    ("products", "most"), [("float32", 2e-5), ("float16", 2e-3), ("bfloat16", 2e-2)], ids=["32", "16", "bf16"]
+)
+def test_scores_that_are_not_stored(views, monkeypatch, name, more, products, most):
+    if more == "labels" and name == "nt-xent-learned":
+        pytest.skip("log-mean has no labels")
+    here = tuple(z.detach().float().cuda().requires_grad_() for z in views(701, 100, noise=3.0))
+    there = [z.detach().cpu().double().requires_grad_() for z in here]
+    monkeypatch.setattr(structured, "LARGE", 0)
+    monkeypatch.setattr(large, "TALL", 384)
+    monkeypatch.setattr(large, "WIDE", 512)
+    loss = LARGE[name](products).cuda()
+    got = value_and_gradients(loss, *here, **MORE[more](*here))
+    wanted = value_and_gradients(copy.deepcopy(loss).cpu().double(), *there, **MORE[more](*there))
+    for ours, exact in zip(got, wanted, strict=True):
+        error = (ours.cpu().double() - exact).norm() / exact.norm()
+        assert error < most, error
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature")
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.parametrize("name", LARGE)
+def test_scores_that_are_not_stored_captured_and_compiled(views, monkeypatch, name):
+    monkeypatch.setattr(structured, "LARGE", 0)
+    loss = LARGE[name]("float16").cuda()
+    z_a, z_b = embeddings(views, 300)
+    plain = value_and_gradients(loss, z_a, z_b)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        value_and_gradients(loss, z_a, z_b)
+        try:
+            torch.cuda.set_sync_debug_mode("error")
+            value_and_gradients(loss, z_a, z_b)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = value_and_gradients(loss, z_a, z_b)
+    graph.replay()
+    torch.testing.assert_close(captured, plain)
+    if name != "set":
+        compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
+        torch.testing.assert_close(value_and_gradients(compiled, z_a, z_b), plain)

@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+import setwise as sw
+from setwise.kernels import scores as kernels
 from setwise.losses import large, structured
 
 N, E = 13, 5
@@ -65,3 +67,36 @@ def test_equal_to_the_losses_of_stored_scores(name, learned):
     temperature = torch.tensor(0.3, dtype=torch.float64, requires_grad=True) if learned else 0.3
     for ours, theirs in zip(*both_ways(CASES[name], temperature), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated")
+@pytest.mark.parametrize("name", ["infonce", "symmetric", "nt-xent", "labels", "learned"])
+def test_one_graph_when_compiled(name, monkeypatch):
+    monkeypatch.setattr(structured, "LARGE", 0)
+    monkeypatch.setattr(kernels, "serves", lambda z: True)
+    temperature = torch.nn.Parameter(torch.tensor(0.3, dtype=torch.float64)) if name == "learned" else 0.3
+    loss = sw.NTXent(temperature) if name == "nt-xent" else sw.InfoNCE(temperature, symmetric=name == "symmetric")
+    z_a, z_b, _ = inputs()
+    more = {"labels": LABELS} if name == "labels" else {}
+    leaves = [z_a, z_b, *loss.parameters()]
+    results = []
+    for made in (loss, torch.compile(loss, backend="aot_eager", fullgraph=True)):
+        value = made(z_a, z_b, **more)
+        results.append([value.detach(), *torch.autograd.grad(value, leaves)])
+    torch.testing.assert_close(results[1], results[0])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "parts", "most"), [("float16", 2, 3e-6), ("float16", 1, 1e-3), ("bfloat16", 1, 8e-3)]
+)
+def test_rows_in_half_precision_lose_as_much_as_stated(dtype, parts, most, monkeypatch):
+    """The arithmetic of the GPU in plain torch: rows and weights in parts of half precision."""
+    whole, half = kernels.store, getattr(torch, dtype)
+    z_a, z_b = (z.detach().float().requires_grad_() for z in inputs(n=40)[:2])
+    exact = sw.InfoNCE(0.1, symmetric=True)(z_a.double(), z_b.double())
+    wanted = torch.autograd.grad(exact, (z_a, z_b))
+    monkeypatch.setattr(kernels, "store", lambda z, products: kernels.split(whole(z, products), half, parts))
+    losses = large.cross_losses(z_a, z_b, None, None, True, 0.1, "float32", None, None)
+    torch.testing.assert_close(losses.mean().double(), exact, rtol=most, atol=0)
+    for got, want in zip(torch.autograd.grad(losses.mean(), (z_a, z_b)), wanted, strict=True):
+        assert ((got - want).norm() / want.norm()).item() < most

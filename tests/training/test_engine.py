@@ -1,6 +1,7 @@
 """The engine against a plain loop written here; the same bits for the same seed; every method."""
 
 import math
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -14,6 +15,7 @@ from setwise.losses.presets import presets
 from setwise.methods.matching import draw_shots
 from setwise.paper.recipes import recipe as named
 from setwise.recipe import Recipe
+from setwise.training import engine as engines
 from setwise.training.engine import Engine, _check_share
 from setwise.training.errors import TrainingError
 from setwise.training.schedule import epoch_order
@@ -298,6 +300,39 @@ def test_layers_compute_in_the_recipes_precision(digits, recipe, precision):
     engine.step()
     assert seen == {torch.float32 if precision == "auto" else getattr(torch, precision)}
     assert engine.means()["loss"] == pytest.approx(trained(recipe, digits, 1).means()["loss"], rel=0.01)
+
+
+def test_a_smaller_batch_is_captured_when_it_comes_again(digits, recipe, monkeypatch):
+    """Here without a GPU: a capture runs nothing but its warm-ups, and its replay is the step."""
+    captures, plain = [], []
+
+    def captured(run, pool, before, warm_up, stream):
+        captures.append((run.args, warm_up))
+        for _ in range(warm_up):
+            before()
+            run()
+        return run
+
+    def within(stream):
+        plain.append(stream)
+        return nullcontext()
+
+    monkeypatch.setattr(engines, "captured", captured)
+    monkeypatch.setattr(engines, "new_stream", lambda: "stream")
+    monkeypatch.setattr(engines, "within", within)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool")
+    engine = Engine(recipe, digits, seed=1, device=CPU)
+    engine._prepare(capture=True, compile=False)
+    assert captures == [((60,), 3)]
+    for epoch, expected in enumerate((1, 2, 2)):
+        engine.begin(epoch)
+        for _ in range(engine.steps):
+            engine.step()
+        assert len(captures) == expected
+    assert (captures[1], plain) == (((20,), 0), ["stream"])
+    other = trained(recipe, digits, epochs=3)
+    assert torch.equal(weights(engine), weights(other))
+    assert engine.means() == other.means()
 
 
 @pytest.mark.gpu

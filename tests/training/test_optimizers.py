@@ -1,5 +1,8 @@
 """LARS by its equations, Muon by torch's own; both kept by checkpoints, both within a captured step."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -80,6 +83,40 @@ def test_muon_asks_for_a_torch_that_has_it(monkeypatch):
     monkeypatch.delattr(torch.optim, "Muon", raising=False)
     with pytest.raises(ValueError, match=r"expected torch 2.9 .* got .*; take --optimizer adamw"):
         register.optimizer["muon"].make([{"params": parameters()}], lr=0.1)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("adam", "Adam"), ("adamw", "AdamW"), ("sgd", "SGD")])
+def test_torchs_own_take_the_same_steps_and_keep_no_graph(name, kind):
+    found = []
+    for make in (register.optimizer[name].make, getattr(torch.optim, kind)):
+        lr, weights = rate(), parameters()
+        more = {"momentum": 0.9} if name == "sgd" else {}
+        made = make([{"params": weights}], lr=lr, weight_decay=0.1, **(more if found else {}))
+        made.zero_grad()
+        found.append(stepped(made, weights, lr))
+        assert not any(x.requires_grad for state in made.state.values() for x in state.values())
+        assert [w.grad is None for w in weights] == [False] * 4
+        made.zero_grad()
+        assert [w.grad is None for w in weights] == [True] * 4
+    for mine, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-14, atol=0)
+
+
+def test_a_first_step_waits_for_no_compiler():
+    """torch's optimisers import it, which takes a second or two."""
+    code = """
+import sys, torch
+from setwise.data import load
+from setwise.recipe import Recipe
+from setwise.training.engine import Engine
+recipe = Recipe.read({"method": "contrastive", "epochs": 1, "batch": 50, "objective": {"loss": "info-nce"}})
+data = load("digits").select(torch.arange(100), split="train")
+engine = Engine(recipe, data, seed=1, device=torch.device("cpu"))
+engine.begin(0)
+engine.step()
+print("torch._dynamo" in sys.modules)
+"""
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
 
 
 def engine(name: str, digits, device: str = "cpu", *, capture: bool = True) -> Engine:

@@ -88,9 +88,10 @@ class SetwiseEncoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
 
     def _recipe(self) -> Recipe:
         recipe = self.recipe if isinstance(self.recipe, Recipe) else recipe_of_name(self.recipe)
-        if recipe.matched:
+        if recipe.matched or recipe.pairs:
+            other = "match" if recipe.matched else "pretrain"
             raise ValueError(
-                f"expected a recipe that learns from single images, got {self.recipe!r}; `setwise match` trains those"
+                f"expected a recipe that learns from single images, got {self.recipe!r}; `setwise {other}` trains those"
             )
         changes = {"epochs": self.epochs, "batch": self.batch, "encoder": self.encoder, "data.source": "arrays"}
         return recipe.changed({name: value for name, value in changes.items() if value is not None})

@@ -11,17 +11,25 @@ from setwise.cli.options import Device, FollowLinks, Images, Root, Run, SkipBrok
 def embed(
     run: Run,
     data: Images,
-    out: Annotated[Path, tyro.conf.arg(help="x.parquet; or x.npy or x.safetensors, with the paths in x.csv")],
+    out: Annotated[
+        Path,
+        tyro.conf.arg(help="x.parquet; or x.npy or x.safetensors, with the paths in x.csv; of pairs x.npy, one a side"),
+    ],
     root: Root = None,
     device: Device = "auto",
     skip_broken: SkipBroken = False,
     follow_links: FollowLinks = False,
 ) -> None:
-    """Write path, class and embedding of every image; stopped, the same command goes on."""
+    """Write path, class and embedding of every image; stopped, the same command goes on. Of pairs, both sides."""
     import setwise.runs as runs
     from setwise.evaluation.embedding import check_out
+    from setwise.recipe import source_entry
 
     where = runs.choose_device(device)
+    if "pairs" in source_entry(data).takes:
+        for path in runs.write_sides(run, data, out, device=where, root=root):
+            print(path)
+        return
     check_out(out)  # before anything is computed
     table = runs.embed(run, data, device=where, root=root, skip_broken=skip_broken, follow_links=follow_links)
     for path in table.write(out):

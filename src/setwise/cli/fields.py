@@ -20,11 +20,17 @@ PLAIN = {  # fields that every recipe has
     "precision": "of the network; auto is bfloat16 on a GPU",
     "data.source": "a name of `setwise data list`, or a folder",
     "data.validation": "test on so many training images, kept apart, not on the test split",
-    "data.instances": "for matching: how many images are halved",
+    "data.instances": "for matching: how many images are halved; for pairs: train on the first so many",
     "data.split_seed": "which images are kept apart",
     "data.size": "of the images: one number, or HEIGHTxWIDTH; none: from the files",
     "data.skip_broken": "leave out files that cannot be read",
     "data.follow_links": "read what links out of the folder lead to",
+    "data.vocabulary": "of texts: how many numbers words and their pieces are hashed to",
+    "data.ngrams": "of texts: lengths of the pieces of words, with commas",
+    "data.first": "of multi30k: the first side's language",
+    "data.second": "of multi30k: the second side's language; of .npy files: the second one, beside the first",
+    "data.test": "of multi30k: the split to test on; val is for choosing between recipes",
+    "data.length": "of texts: the most numbers that one keeps",
     "head.hidden": "width of the head's hidden layer",
     "head.out": "dimensions that the losses see",
     "evaluation.probe.epochs": "of the linear probe",
@@ -68,7 +74,9 @@ def _kinds(recipe: Recipe) -> dict[str, Any]:
     for before, table in (("data", Data), ("head", Head), ("evaluation", Evaluation), ("evaluation.probe", Probe)):
         kinds |= {f"{before}.{name}": kind for name, kind in typing.get_type_hints(table).items()}
     chosen: list[tuple[str, Registry[Any], str, str]] = [
-        (part, registry, key, getattr(recipe, part).name) for part, (registry, key) in CHOSEN.items()
+        (part, registry, key, choice.name)
+        for part, (registry, key) in CHOSEN.items()
+        if (choice := getattr(recipe, part)) is not None
     ]
     chosen.append(("data", register.data, "source", source_entry(recipe.data.source).name))
     if recipe.objective is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import typing
 from collections.abc import Mapping, Sequence
@@ -145,6 +146,7 @@ def train(command: str, args: Sequence[str]) -> None:
     from setwise.front import compose, pretrain
     from setwise.recipe import UnknownField
 
+    gc.freeze()  # or the collector walks through all of torch again and again while files are listed
     for file in options.pop("use"):
         register.load_file(file)
     try:
@@ -201,12 +203,13 @@ def print_help(command: str, recipe: Recipe) -> None:
 
 
 def _print_line(option: str, value: object, about: str) -> None:
-    shown = "none" if value is None or value == () else ",".join(map(str, value)) if type(value) is list else str(value)
+    value = ",".join(map(str, value)) if isinstance(value, (list, tuple)) and value else value
+    shown = "none" if value is None or value == () else str(value)
     print(f"  {f'{option} {shown}':50} {about}".rstrip())
 
 
 def print_accuracies(final: Mapping[str, Any]) -> None:
     """Print a run's accuracies."""
     for name, value in final.items():
-        if name.endswith("accuracy"):
+        if name.endswith("accuracy") or name.startswith("recall"):
             print(f"{name.replace('_', ' ')}: {100 * value:.2f} %")

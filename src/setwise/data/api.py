@@ -1,4 +1,4 @@
-"""The two forms of a data set: labelled images, or two views of the same identities.
+"""Two forms of a data set: labelled images, or two views of the same identities. pairs.py has the third.
 
 A source is a function that is registered under a name and gives one of them. Its keyword arguments are its options:
 
@@ -120,7 +120,7 @@ class ImageSet:
         """The images ``rows`` (int64 [n]) alone, with their labels and paths."""
         paths = tuple(self.paths[i] for i in rows.tolist()) if self.paths else ()
         pixels = None if self.pixels is None else self.pixels.select(rows)
-        images = self.images[rows] if pixels is None else self.images.new_empty(pixels.shape)
+        images = _rows(self.images, rows) if pixels is None else self.images.new_empty(pixels.shape)
         return replace(self, split=split, images=images, labels=self.labels[rows], paths=paths, pixels=pixels)
 
 
@@ -255,6 +255,14 @@ def matched_halves(image_set: ImageSet, *, instances: int | None = None, seed: i
         mean=image_set.mean,
         std=image_set.std,
     )
+
+
+def _rows(images: Tensor, rows: Tensor) -> Tensor:
+    """These images, eight bytes at a time where they can be read so: torch is twice as fast then."""
+    eights = len(images) > 0 and images[0].numel() % 8 == 0
+    if not eights or not images.is_contiguous() or images.storage_offset() % 8:
+        return images[rows]
+    return images.flatten(1).view(torch.int64)[rows].view(torch.uint8).view(-1, *images.shape[1:])
 
 
 def _check_images(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> None:

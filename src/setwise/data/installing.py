@@ -52,9 +52,10 @@ def fetch(
         raise DataError(f"expected a data set to fetch, got {name!r}, which has no files to fetch; just load it")
     published, where = PUBLISHED[name], root_of(root)
     if source is None and not published.archives:
+        page = see("how-to/your-data#cuhk-03") if name == cuhk03.NAME else see("how-to/your-data#by-name")
         raise DataError(
             f"expected a --source for {name}, which must be downloaded by hand; "
-            f"{published.by_hand}, or put it into {where / name}, {see('how-to/your-data#cuhk-03')}"
+            f"{published.by_hand}, or put it into {where / name}, {page}"
         )
     place = where / name
     if (place / MANIFEST).is_file() and not force:  # without a lock: a root may be shared and not to be written

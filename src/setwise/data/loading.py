@@ -9,10 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import setwise.register as register
-from setwise.checks import check_option
+from setwise.checks import check_option, see
 from setwise.data.api import PARTS, ImageSet, MatchedSet, Placement, Where, matched_halves
-from setwise.data.formats import cuhk03, folder, recognise
+from setwise.data.formats import ENDINGS, cuhk03, folder, recognise
 from setwise.data.formats.listing import test_split
+from setwise.data.pairs import PairSet, TrainingSet
 from setwise.data.root import root_of
 
 
@@ -47,7 +48,7 @@ def load(
         >>> digits.images.shape, digits.images.dtype, len(digits.classes)
         (torch.Size([500, 1, 8, 8]), torch.uint8, 10)
     """
-    data = _read(name, root, split, _options(options, size, boxes), Placement(pixels, most_bytes))
+    data = _images(_read(name, root, split, _options(options, size, boxes), Placement(pixels, most_bytes)))
     if isinstance(data, MatchedSet):
         check_option(split, PARTS, "split")
         return data.part(split, seed=seed or 0).labelled()
@@ -79,12 +80,41 @@ def load_matched(
         (194, torch.Size([1, 8, 4]))
     """
     check_option(split, PARTS, "split")
-    data = _read(name, root, "train", _options(options, size, boxes), Placement("resident"))
+    data = _images(_read(name, root, "train", _options(options, size, boxes), Placement("resident")))
     if isinstance(data, ImageSet):
         data = replace(matched_halves(data, instances=instances, seed=seed), split="all")
     elif instances is not None:
         raise ValueError(f"expected instances=None for {data.name}, which has its own identities, got {instances}")
     return data.part(split, seed=seed)
+
+
+def load_pairs(
+    name: str | os.PathLike[str],
+    root: str | os.PathLike[str] | None = None,
+    *,
+    split: str = "train",
+    options: Mapping[str, object] | None = None,
+) -> PairSet:
+    """One split of a source of pairs: multi30k, one that you registered, or a file of yours.
+
+    Your own are two texts a line (.tsv), images and their captions (captions.tsv beside the images), or feature vectors
+    (.npy, with the name of the second file in ``options["second"]``); all are "train". ``root`` and ``options`` are as
+    for ``load``.
+    """
+    data = _read(name, root, split, dict(options or {}), Placement())
+    if not isinstance(data, PairSet):
+        raise ValueError(
+            f"expected pairs for --method pairs, got {data!r}; give the path of a .tsv or .npy file, "
+            + see("how-to/your-pairs")
+        )
+    return data
+
+
+def _images(data: TrainingSet) -> ImageSet | MatchedSet:
+    """The data, unless it is pairs."""
+    if isinstance(data, PairSet):
+        raise ValueError(f"expected images, got {data!r}; --method pairs trains on it (sw.data.load_pairs reads it)")
+    return data
 
 
 def halves_to_spare(name: str | os.PathLike[str]) -> bool:
@@ -93,8 +123,10 @@ def halves_to_spare(name: str | os.PathLike[str]) -> bool:
 
 
 def has_test_split(name: str | os.PathLike[str]) -> bool:
-    """Whether ``load`` has a test split of its own: all sources have one, except folders without test or val."""
+    """Whether it has a test split of its own: all sources have one, except your own pairs, and folders without one."""
     source, path = source_of(name)
+    if source in ENDINGS.values():
+        return False
     return source != folder.NAME or (path is not None and test_split(path) is not None)
 
 
@@ -120,7 +152,7 @@ def _read(
     split: str,
     options: dict[str, object],
     placement: Placement,
-) -> ImageSet | MatchedSet:
+) -> TrainingSet:
     """What the source gives."""
     source, path = source_of(name)
     entry = register.data[source]
@@ -133,7 +165,7 @@ def _read(
         unset = register.data[folder.NAME].options
         options = {name: x for name, x in options.items() if name not in unset or x != unset[name].default}
     data = entry.make(root_of(root), split, **where, **entry.fill(options))
-    if not isinstance(data, (ImageSet, MatchedSet)):
+    if not isinstance(data, (ImageSet, MatchedSet, PairSet)):
         raise ValueError(
             f"expected the data source {source!r} to give a setwise.data.ImageSet, got {type(data).__name__}"
         )

@@ -14,7 +14,7 @@ from setwise.data.fetching.archives import MANIFEST
 from setwise.data.fetching.published import MB
 from setwise.data.formats import PUBLISHED, cuhk03
 from setwise.data.installing import check, fetch
-from setwise.data.loading import load
+from setwise.data.loading import load, load_pairs
 from setwise.data.root import root_of
 from setwise.data.store import Kept, all_kept, remove
 from setwise.data.survey import survey
@@ -103,6 +103,11 @@ def check_and_tell(name: str, root: Path | None) -> bool:
             f"the real set has {cuhk03.IDENTITIES:,}",
             soft_wrap=True,
         )
+    if "pairs" in register.data[name].takes:
+        for split in ("train", "test"):
+            pairs = load_pairs(name, root, split=split)
+            console.print(f"{pairs.split}: {len(pairs):,} pairs, {pairs.first} and {pairs.second}")
+        return True
     for split in ("train", "test"):
         data = load(name, root, split=split)
         shape = "x".join(map(str, data.images.shape[1:]))

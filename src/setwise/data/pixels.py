@@ -10,6 +10,7 @@ import os
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from itertools import pairwise
 from pathlib import Path
@@ -23,6 +24,7 @@ from setwise.data.formats.decode import quiet_pillow, read_image
 from setwise.data.workers import Descriptor, Died, Place, Workers, chunks, processors
 
 TOLD = 4  # batches that the system is told of before they are read
+PART_BYTES = 64 * 2**20  # that a thread reads at a time, where more are read
 
 
 class Pixels(ABC):
@@ -99,7 +101,16 @@ class StoredPixels(Pixels):
                 os.posix_fadvise(self._file.number, at, self._image_bytes, os.POSIX_FADV_WILLNEED)
 
     def read(self, places: Tensor, out: Tensor) -> Tensor:
-        """Images that lie at these places of the file into ``out``; neighbours by one read."""
+        """Images that lie at these places of the file into ``out``; neighbours by one read, many by several threads."""
+        if len(places) * self._image_bytes <= PART_BYTES:
+            self._read(places, out)
+        else:
+            some = max(1, PART_BYTES // self._image_bytes)
+            with ThreadPoolExecutor(processors(shared=True)) as threads:
+                list(threads.map(self._read, torch.split(places, some), torch.split(out, some)))
+        return out
+
+    def _read(self, places: Tensor, out: Tensor) -> None:
         size, images, numbers = self._image_bytes, out.numpy().reshape(-1), places.tolist()
         starts = (torch.diff(places, prepend=places[:1] - 2) != 1).nonzero().flatten().tolist()
         for first, end in pairwise([*starts, len(numbers)]):
@@ -109,7 +120,6 @@ class StoredPixels(Pixels):
                 if not got:
                     raise DataError(f"expected images whole in {self._path}, got an end; remove the file")
                 view, at = view[got:], at + got
-        return out
 
 
 class FilePixels(Pixels):

@@ -1,4 +1,4 @@
-"""Encoders: images in, features out. Each says how many ``features`` it gives."""
+"""Encoders: images, token ids or vectors in, features out. Each says how many ``features`` it gives."""
 
 from __future__ import annotations
 
@@ -18,13 +18,16 @@ from setwise.encoders.conv4 import Conv4  # first, as in every list of encoders
 from setwise.encoders.backbones import Backbone, backbone, fitting_size, to_torchvision
 from setwise.encoders.heads import projection_head
 from setwise.encoders.resnet import CifarResNet, ResNet, stem_for
+from setwise.encoders.vectors import MLP, Bag
 from setwise.losses.objective import Choice
 
-__all__ = ["CifarResNet", "Conv4", "ResNet", "backbone", "create", "projection_head", "to_torchvision"]
+__all__ = ["MLP", "Bag", "CifarResNet", "Conv4", "ResNet", "backbone", "create", "projection_head", "to_torchvision"]
 
 
 def create(name: str, *, channels: int = 3, image_size: tuple[int, int] | None = None, **options: object) -> nn.Module:
     """The encoder of that name for images of ``channels`` channels, with fresh weights.
+
+    For other items, ``channels`` is the size of the vocabulary, or the length of the vectors.
 
     ``name``: one of ``sw.register.encoder``, "timm/NAME", "torchvision/NAME", or your own as "module:function", which
     is called with ``channels``, and with ``image_size`` (height, width) if it has such a parameter. ``options`` are

@@ -1,13 +1,16 @@
-"""A number for images without labels: how many find their own second view among the second views of all."""
+"""How many items find their partner: their own second view among those of all, or the other side of a pair."""
 
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import normalize
 
+from setwise.assignment.linear import matching_accuracy
 from setwise.data import ImageSet
 from setwise.evaluation.features import extract
+from setwise.evaluation.ranks import match_ranks
+from setwise.similarity import Similarity
 
 MOST = 5_000  # images: more take longer and change little
 VIEWS = "self-supervised"  # for all runs, whatever they are trained with: so their numbers can be compared
@@ -29,3 +32,24 @@ def view_retrieval(encoder: nn.Module, images: ImageSet, *, device: torch.device
     )
     nearest = torch.cat([(rows @ second.mT).argmax(1) for rows in torch.split(first, ROWS)])
     return float((nearest == torch.arange(len(nearest), device=nearest.device)).double().mean())
+
+
+def pair_retrieval(z_a: Tensor, z_b: Tensor, *, similarity: Similarity = "cosine") -> dict[str, float]:
+    """How many rows find their partner, row i of the other side: recall at 1, 5 and 10, and matching accuracy.
+
+    "recall1" is the mean over both ways. A column that is as near as the partner counts as nearer. Matching accuracy is
+    the share of rows that the best one-to-one assignment of all rows puts on their partner.
+
+    Examples:
+        >>> from setwise.evaluation.retrieval import pair_retrieval
+        >>> found = pair_retrieval(torch.eye(4), torch.eye(4)[[1, 0, 2, 3]])  # two of four have changed places
+        >>> found["recall1"], found["recall5"], found["matching_accuracy"]
+        (0.5, 1.0, 0.5)
+    """
+    ways = match_ranks(z_a, z_b, similarity=similarity).rank, match_ranks(z_b, z_a, similarity=similarity).rank
+    found: dict[str, float] = {}
+    for k, there in ways[0].items():
+        found[f"recall{k}"] = (there + ways[1][k]) / 2
+    for k, there in ways[0].items():
+        found |= {f"recall{k}_first_to_second": there, f"recall{k}_second_to_first": ways[1][k]}
+    return found | {"matching_accuracy": matching_accuracy(z_a, z_b, similarity=similarity)}

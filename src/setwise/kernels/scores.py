@@ -27,6 +27,7 @@ Products = Literal["float32", "float16", "bfloat16"]
 SPAN = 64.0  # lifts the low parts out of float16's subnormal numbers
 LIFT = 13  # the largest weight becomes 2^13, so that half precision loses the least of the small ones
 STEP = 64  # columns of a stored row come in so many
+WIDEST = 4096  # entries of a row that one program of a kernel holds
 NOWHERE = -(2**30)  # a column that no row has
 Place = tuple[int, int, int, int, int]
 Labels = tuple[Tensor, Tensor] | None
@@ -45,34 +46,35 @@ class Stored(NamedTuple):
 
 
 @cache
-def _triton() -> Any:
-    """The module of kernels, or None and a warning where Triton is not installed."""
+def _triton(device: torch.device) -> Any:
+    """The module of kernels, or None where the device has no bfloat16 or Triton is not installed."""
+    if device.type != "cuda" or torch.version.hip is not None or torch.cuda.get_device_capability(device) < (8, 0):
+        return None
     try:
         return importlib.import_module("setwise.kernels.scores_triton")
     except ImportError as error:
-        warnings.warn(f"large batches are compared by plain torch, since Triton is missing: {error}", stacklevel=4)
+        warnings.warn(f"plain torch compares large batches, since Triton is missing: {error}", stacklevel=4)
         return None
 
 
 def serves(z: Tensor) -> bool:
-    """Whether the kernels take ``z``: on a GPU with tensor cores for bfloat16, in float32 or half precision."""
-    if (
-        not z.is_cuda
-        or torch.compiler.is_compiling()
-        or z.dtype == torch.float64
-        or z.shape[-1] > 4096
-        or torch.version.hip is not None
-    ):
+    """Whether kernels take ``z``, in float32 or half precision on a GPU; torch that traces leaves that to later."""
+    if not z.is_cuda or z.dtype == torch.float64 or z.shape[-1] > WIDEST:
         return False
-    return torch.cuda.get_device_capability(z.device) >= (8, 0) and _triton() is not None
+    return torch.compiler.is_compiling() or _triton(z.device) is not None
+
+
+def layout(width: int, products: Products) -> tuple[torch.dtype, int, int]:
+    """How a GPU stores a row: the type, the number of parts, and the length of each."""
+    dtype = torch.bfloat16 if products == "bfloat16" else torch.float16
+    return dtype, 1 + (products == "float32"), -(-width // STEP) * STEP
 
 
 def store(z: Tensor, products: Products) -> Stored:
     """Rows of ``z`` [n, E] at length 1, ready to be multiplied."""
-    if z.is_cuda:
-        dtype = torch.bfloat16 if products == "bfloat16" else torch.float16
-        parts, depth = 1 + (products == "float32"), -(-z.shape[1] // STEP) * STEP
-        return Stored(*_triton().store(z, dtype, parts, depth, SPAN))
+    kernel = _triton(z.device)
+    if kernel is not None:
+        return Stored(*kernel.store(z, *layout(z.shape[1], products), SPAN))
     unit, lengths = unit_rows(z if z.dtype == torch.float64 else z.float())
     return Stored(unit[:, None], lengths)
 
@@ -95,7 +97,8 @@ def _scores(x: Tensor, y: Tensor, scale: Tensor, span: float) -> Tensor:
 
 def _hidden(scores: Tensor, place: Place) -> Tensor:
     row_first, period, shift, partner, itself = place
-    home, columns = torch.arange(len(scores))[:, None] + row_first, torch.arange(scores.shape[1])
+    home, columns = (torch.arange(count, device=scores.device) for count in scores.shape)
+    home = home[:, None] + row_first
     return (columns == partner + (home + shift) % period) | (columns == itself + home)
 
 
@@ -106,8 +109,9 @@ def sums(
 
     True are the pairs with one label. What is not asked for is empty.
     """
-    if x.values.is_cuda:
-        result: tuple[Tensor, ...] = _triton().sums(x.values, y.values, scale, labels, columns, x.span**2, *place)
+    kernel = _triton(scale.device)
+    if kernel is not None:
+        result: tuple[Tensor, ...] = kernel.sums(x.values, y.values, scale, labels, columns, x.span**2, *place)
         return result[0], result[1], result[2], result[3]
     scores = _scores(x.values, y.values, scale, x.span)
     hidden, none = _hidden(scores, place), scores.new_empty(0)
@@ -135,8 +139,9 @@ def weights(
     ``of_rows``: log-sum-exp [n], weight of it [n], weight of the true scores [n]; ``of_columns`` likewise. All weights
     are multiplied by the power of 2 that takes ``most``, the largest of these, to 2^LIFT.
     """
-    if x.values.is_cuda:
-        parts: list[Tensor] = _triton().weights(
+    kernel = _triton(scale.device)
+    if kernel is not None:
+        parts: list[Tensor] = kernel.weights(
             x.values, y.values, scale, labels, of_rows, of_columns, most, x.span**2, LIFT, *place
         )
         return parts
@@ -155,8 +160,9 @@ def weights(
 
 def largest(first: Tensor, second: Tensor, third: Tensor) -> Tensor:
     """The largest absolute value [] of three tensors, of which the first two are as long."""
-    if first.is_cuda:
-        result: Tensor = _triton().largest(first, second, third)
+    kernel = _triton(first.device)
+    if kernel is not None:
+        result: Tensor = kernel.largest(first, second, third)
         return result
     return torch.cat([first, second, third]).abs().amax()
 
@@ -184,8 +190,9 @@ def add_product(total: Tensor, left: list[Tensor], right: Tensor, *, fresh: bool
 
 def dots(z_x: Tensor, z_y: Tensor, lengths_x: Tensor, lengths_y: Tensor, scale: Tensor, shift: int) -> Tensor:
     """Scores [n] of row i of ``z_x`` with row (i + shift) % n of ``z_y``, in float32 at least."""
-    if z_x.is_cuda:
-        result: Tensor = _triton().dots(z_x, z_y, lengths_x, lengths_y, scale, shift)
+    kernel = _triton(z_x.device)
+    if kernel is not None:
+        result: Tensor = kernel.dots(z_x, z_y, lengths_x, lengths_y, scale, shift)
         return result
     a, b = (unit_rows(z if z.dtype == torch.float64 else z.float())[0] for z in (z_x, z_y[: len(z_x)]))
     return (a * b.roll(-shift, 0)).sum(1) * scale
@@ -209,11 +216,10 @@ def finish(
     ``pulls[i]`` towards row (i + shift) % len(pulls) of the other set. Gives <unit row, gradient in it> [n], from
     which comes the gradient of the scale.
     """
-    if total.is_cuda:
+    kernel = _triton(z.device)
+    if kernel is not None:
         constants = {"SPAN": span, "LIFT": LIFT, "SHORTEST": SHORTEST}
-        along: Tensor = _triton().finish(
-            total, z, lengths, other, other_lengths, pulls, scale, most, shift, **constants
-        )
+        along: Tensor = kernel.finish(total, z, lengths, other, other_lengths, pulls, scale, most, shift, **constants)
         return along
     wide = [unit_rows(v if v.dtype == torch.float64 else v.float())[0] for v in (z, other)]
     grad = total / (span * _lift(most))

@@ -46,6 +46,11 @@ class Problem:
     columns: bool = False  # log-sum-exps of columns too
     processes: Processes | None = None
 
+    @property
+    def options(self) -> tuple[Products, bool, bool, int, bool]:
+        """All but the processes."""
+        return self.products, self.same, self.itself, self.shift, self.columns
+
     def place(self, start: int, n: int, column: int, owner: int, labelled: bool) -> kernels.Place:
         """Where a tile lies that begins at row ``start`` and at ``column`` of the block of process ``owner``."""
         here = owner == (0 if self.processes is None else self.processes.rank)
@@ -230,6 +235,82 @@ def _gradients(
     return total_x.to(z_x.dtype), total_y.to(z_y.dtype), along
 
 
+@torch.library.custom_op("setwise::log_sums", mutates_args=())
+def _traced_sums(
+    z_x: Tensor,
+    z_y: Tensor,
+    scale: Tensor,
+    labels_x: Tensor | None,
+    labels_y: Tensor | None,
+    products: str,
+    same: bool,
+    itself: bool,
+    shift: int,
+    columns: bool,
+) -> list[Tensor]:
+    """``_sums`` as one operator, which torch.compile does not look into."""
+    labels = None if labels_x is None or labels_y is None else (labels_x, labels_y)
+    sums, y, x_lengths = _sums(z_x, z_y, scale, labels, Problem(products, same, itself, shift, columns))  # type: ignore[arg-type]
+    return [*(x.clone() if not x.numel() else x for x in sums), *y, x_lengths.clone()]
+
+
+@_traced_sums.register_fake
+def _(
+    z_x: Tensor,
+    z_y: Tensor,
+    scale: Tensor,
+    labels_x: Tensor | None,
+    labels_y: Tensor | None,
+    products: Products,
+    same: bool,
+    itself: bool,
+    shift: int,
+    columns: bool,
+) -> list[Tensor]:
+    n, m, width = len(z_x), len(z_y), z_x.shape[1]
+    dtype, parts, depth = kernels.layout(width, products) if z_x.is_cuda else (scale.dtype, 1, width)
+    column_count = m if columns else 0
+    lengths = [n, n, column_count, 0 if labels_x is None else column_count]
+    stored = [z_x.new_empty((m, parts, depth), dtype=dtype), *(scale.new_empty(2, count, 1) for count in (m, n))]
+    return [*map(scale.new_empty, lengths), *stored]
+
+
+@torch.library.custom_op("setwise::log_sums_backward", mutates_args=())
+def _traced_gradients(
+    saved: list[Tensor],
+    labels_x: Tensor | None,
+    labels_y: Tensor | None,
+    grads: list[Tensor],
+    products: str,
+    same: bool,
+    itself: bool,
+    shift: int,
+    columns: bool,
+) -> list[Tensor]:
+    """``_gradients`` as one operator."""
+    labels = None if labels_x is None or labels_y is None else (labels_x, labels_y)
+    z_x, z_y, scale, values, lengths, x_lengths, *sums = saved
+    problem = Problem(products, same, itself, shift, columns)  # type: ignore[arg-type]
+    x, y, along = _gradients(z_x, z_y, scale, labels, Stored(values, lengths), x_lengths, sums, grads, problem)
+    return [x, x.new_empty(0) if y is None else y, along]
+
+
+@_traced_gradients.register_fake
+def _(
+    saved: list[Tensor],
+    labels_x: Tensor | None,
+    labels_y: Tensor | None,
+    grads: list[Tensor],
+    products: str,
+    same: bool,
+    itself: bool,
+    shift: int,
+    columns: bool,
+) -> list[Tensor]:
+    z_x, z_y, scale = saved[:3]
+    return [torch.empty_like(z_x), z_x.new_empty(0) if same else torch.empty_like(z_y), scale.new_empty(len(z_x))]
+
+
 class _LogSums(torch.autograd.Function):
     """Log-sum-exps and truths of rows and columns, with their gradients in x, y (None: x again) and the scale."""
 
@@ -239,21 +320,31 @@ class _LogSums(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         z_x = z_x.contiguous()
         z_y = z_x if z_y is None else z_y.contiguous()
-        sums, y, x_lengths = _sums(z_x, z_y, scale, labels, problem)
+        if torch.compiler.is_compiling():
+            made = _traced_sums(z_x, z_y, scale, *(labels or (None, None)), *problem.options)
+            sums, stored = made[:4], made[4:]
+        else:
+            sums, y, x_lengths = _sums(z_x, z_y, scale, labels, problem)
+            stored = [*y, x_lengths]
         ctx.problem, ctx.labels = problem, labels
-        ctx.save_for_backward(z_x, z_y, scale, *y, x_lengths, *sums)
+        ctx.save_for_backward(z_x, z_y, scale, *stored, *sums)
         return tuple(sums)
 
     @staticmethod
     @one_derivative
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         z_x, z_y, scale, values, lengths, x_lengths, *sums = ctx.saved_tensors
-        given = [g.contiguous() for g in grads]
-        x, y, along = _gradients(
-            z_x, z_y, scale, ctx.labels, Stored(values, lengths), x_lengths, sums, given, ctx.problem
-        )
+        given, problem = [g.contiguous() for g in grads], ctx.problem
+        y: Tensor | None
+        if torch.compiler.is_compiling():
+            saved = [z_x, z_y, scale, values, lengths, x_lengths, *sums]
+            x, y, along = _traced_gradients(saved, *(ctx.labels or (None, None)), given, *problem.options)
+            y = None if problem.same else y
+        else:
+            stored = Stored(values, lengths)
+            x, y, along = _gradients(z_x, z_y, scale, ctx.labels, stored, x_lengths, sums, given, problem)
         # Of one set, each pair is counted from both sides.
-        of_scale = along.sum() / (scale * (1 + ctx.problem.same)) if ctx.needs_input_grad[2] else None
+        of_scale = along.sum() / (scale * (2 if problem.same else 1)) if ctx.needs_input_grad[2] else None
         return x, y, of_scale, None, None
 
 

@@ -195,7 +195,7 @@ class NTXent(_Loss):
         >>> sw.NTXent(temperature=0.5)(torch.eye(4), torch.eye(4), labels=torch.tensor([0, 0, 1, 1]))
         tensor(1.9278)
         >>> sw.NTXent(block_size=256)  # for large batches: 256 rows of scores at a time
-        NTXent(temperature=0.5, reduction='mean', similarity='cosine', clamp=None, block_size=256)
+        NTXent(temperature=0.5, reduction='mean', similarity='cosine', clamp=None, block_size=256, products='float32')
     """
 
     function = staticmethod(functional.nt_xent)

@@ -191,7 +191,7 @@ def distributed(
 
 def _parts(loss: object) -> list[object]:
     """The losses that ``loss`` is made of, or itself; functions too, which are no children of a module."""
-    if not isinstance(loss, nn.Module):
+    if not isinstance(loss, nn.Module) or "peers" in getattr(loss, "_options", {}):
         return [loss]
     functions = [vars(loss)[name] for name in ("pairwise", "regularizer", "function") if callable(vars(loss).get(name))]
     return [part for inner in (*loss.children(), *functions) for part in _parts(inner)] or [loss]

@@ -118,7 +118,7 @@ def presets(name: str, *, beta: float | None = None) -> _Loss | SetContrastive:
 
     Examples:
         >>> sw.presets("paper/simclr")
-        InfoNCE(temperature=0.05, similarity='cosine', symmetric=False, block_size=None)
+        InfoNCE(temperature=0.05, similarity='cosine', symmetric=False, block_size=None, products='float32')
         >>> sw.presets("released/simclr-qare", beta=0.5).beta
         0.5
     """

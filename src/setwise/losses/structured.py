@@ -163,8 +163,11 @@ def _is_large(
     margin: float,
     clamp: float | None,
     block_size: int | None,
+    processes: Processes | None,
 ) -> bool:
-    """Whether ``losses.large`` takes a loss: an entropic one under cosine, on a GPU."""
+    """Whether ``losses.large`` takes a loss: an entropic one under cosine, on a GPU; traced, of one process only."""
+    if processes is not None and torch.compiler.is_compiling():
+        return False
     if similarity != "cosine" or smoothing != "entropy" or margin or clamp is not None or block_size is not None:
         return False
     return scores.serves(z)
@@ -265,7 +268,7 @@ def cross_losses(
         first = processes.rank * len(z_a)
     rows, many = z_a.shape[0], 1 if processes is None else processes.size
     count = rows * many + (0 if shared is None else shared.shape[0])
-    if rows * count >= LARGE and _is_large(z_a, similarity, smoothing, margin, clamp, block_size):
+    if rows * count >= LARGE and _is_large(z_a, similarity, smoothing, margin, clamp, block_size, processes):
         every = large.cross_losses(z_a, z_b, shared, own, symmetric, temperature, products, processes, labels)
         return every if processes is None else processes.gather(every)
     if own is not None:
@@ -303,7 +306,7 @@ def all_losses(
         temperature = _shared(processes, z_a, shared, temperature)
     rows, many = 2 * z_a.shape[0], 1 if processes is None else processes.size
     count = rows * many + (0 if shared is None else shared.shape[0])
-    if rows * count >= LARGE and _is_large(z_a, similarity, smoothing, margin, clamp, block_size):
+    if rows * count >= LARGE and _is_large(z_a, similarity, smoothing, margin, clamp, block_size, processes):
         losses = large.all_losses(z_a, z_b, shared, own, temperature, products, processes, labels)
         return losses if processes is None else processes.gather(losses)
     views, first = torch.cat([z_a, z_b]), 0

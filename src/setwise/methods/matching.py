@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import setwise.register as register
-from setwise.data import ImageSet, MatchedSet
+from setwise.data import MatchedSet
 from setwise.losses.combined import SetContrastive
 from setwise.losses.parallel import Processes, distributed
 from setwise.methods.method import Batch, Method, Parts
@@ -35,7 +35,7 @@ def draw_shots(data: MatchedSet, rows: Tensor, *, seed: Tensor, epoch: Tensor) -
     return torch.cat(chosen), torch.cat([2 * rows, 2 * rows + 1])
 
 
-def passes_of_an_epoch(recipe: Recipe, data: ImageSet | MatchedSet) -> int:
+def passes_of_an_epoch(recipe: Recipe, data: object) -> int:
     """How often an epoch passes over the items: once, or as often as an identity has shots in a view.
 
     That is the mean over identities and both views, rounded: an epoch then draws about as many shots as there are.

@@ -10,10 +10,11 @@ from torch import Tensor, nn
 
 import setwise.register as register
 from setwise.checks import see
-from setwise.data import ImageSet, MatchedSet
+from setwise.data import ImageSet
+from setwise.data.pairs import PairSet, Side, TrainingSet
 from setwise.encoders import check_size, projection_head
 from setwise.encoders import create as create_encoder
-from setwise.losses.objective import build
+from setwise.losses.objective import Choice, Objective, build
 from setwise.losses.parallel import Processes
 from setwise.recipe import Recipe
 from setwise.views import Views
@@ -31,24 +32,33 @@ class Parts:
         (64, 10, 'InfoNCE')
     """
 
-    def __init__(self, recipe: Recipe, data: ImageSet | MatchedSet) -> None:
+    def __init__(self, recipe: Recipe, data: TrainingSet) -> None:
         """For ``data``, whose channels, size, mean and classes decide some of it."""
         self.recipe = recipe
-        self.channels, *size = data.images.shape[1:]
+        if isinstance(data, PairSet):
+            self._sides = data.first, data.second
+        else:
+            images = Side(data.images, mean=data.mean, std=data.std)
+            self._sides = images, images
+        self.channels = self._sides[0].width
         self.samples = len(data)
         self._classes = len(data.classes) if isinstance(data, ImageSet) else 0
-        self.encoder = create_encoder(
-            recipe.encoder.name, channels=self.channels, image_size=(size[0], size[1]), **recipe.encoder.options
-        )
+        self.encoder = _encoder(recipe.encoder, self._sides[0])
         self.features = int(self.encoder.features)  # type: ignore[arg-type]
-        least = int(getattr(self.encoder, "least", 1))
-        if min(size) < least:
-            raise ValueError(
-                f"expected images of at least {least} x {least} pixels for {recipe.encoder.name}, got "
-                f"{size[0]} x {size[1]}; --encoder resnet8 takes any"
-            )
-        check_size(self.encoder, recipe.encoder.name, self.channels, (size[0], size[1]))
-        self.views: Views = register.views[recipe.views.name].make(mean=data.mean, std=data.std, **recipe.views.options)
+        self.views, self.second_views = (
+            register.views[recipe.views.name].make(mean=side.mean, std=side.std, **recipe.views.options)
+            for side in self._sides
+        )
+
+    @property
+    def alike(self) -> bool:
+        """Whether one encoder can take both sides of pairs."""
+        first, second = self._sides
+        return (first.kind, first.shape) == (second.kind, second.shape)
+
+    def second_encoder(self) -> nn.Module:
+        """An encoder for the second side of pairs: the recipe's ``second_encoder``, or another of the first kind."""
+        return _encoder(self.recipe.second_encoder or self.recipe.encoder, self._sides[1])
 
     @property
     def classes(self) -> int:
@@ -64,16 +74,43 @@ class Parts:
         """The recipe's projection head, of the encoder's ``features`` or of so many."""
         return projection_head(features or self.features, self.recipe.head.hidden, self.recipe.head.out)
 
-    def loss(self) -> nn.Module:
-        """The recipe's objective as a module."""
-        if self.recipe.objective is None:
+    def loss(self, objective: Objective | None = None) -> nn.Module:
+        """The recipe's objective as a module, or another."""
+        objective = objective or self.recipe.objective
+        if objective is None:
             raise ValueError(f"expected an objective for method {self.recipe.method.name!r}, got a recipe without one")
-        return build(self.recipe.objective)
+        return build(objective)
+
+
+def _encoder(choice: Choice, side: Side) -> nn.Module:
+    """The encoder for these items; an error if it is for others."""
+    name, kinds = choice.name, register.encoder[choice.name].takes or ("images",)
+    if side.kind not in kinds and ":" not in name:  # one that a person named by its function may take anything
+        fitting = [one for one, entry in register.encoder.items() if side.kind in (entry.takes or ("images",))]
+        raise ValueError(
+            f"expected an encoder of {side.kind} ({', '.join(fitting)}), got {name!r}, which is for "
+            f"{' or '.join(kinds)}; give --encoder, or --second-encoder for the second side"
+        )
+    if side.kind != "images":
+        return create_encoder(name, channels=side.width, **choice.options)
+    height, width = side.values.shape[2:]
+    encoder = create_encoder(name, channels=side.width, image_size=(height, width), **choice.options)
+    least = int(getattr(encoder, "least", 1))
+    if min(height, width) < least:
+        raise ValueError(
+            f"expected images of at least {least} x {least} pixels for {name}, got {height} x {width}; "
+            "--encoder resnet8 takes any"
+        )
+    check_size(encoder, name, side.width, (height, width))
+    return encoder
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Images of one step, and what their views are drawn from: all of it on the device, none of it waited for."""
+    """Images of one step, and what their views are drawn from: all of it on the device, none of it waited for.
+
+    Of pairs, ``images`` is the first side, be it images or not, and ``second`` the second one.
+    """
 
     images: Tensor  # uint8 [B, C, H, W]
     samples: Tensor  # int64 [B], places in the data set
@@ -82,6 +119,7 @@ class Batch:
     epoch: Tensor  # int64 []
     dtype: torch.dtype = torch.float32  # of the views
     channels_last: bool = False
+    second: Tensor | None = None
 
     def view(self, views: Views, *, count: int = 1, first: int = 0) -> Tensor:
         """``count`` views of each image as one batch [count · B, C, H, W]: all of one, then all of the next.

@@ -18,6 +18,7 @@ from setwise.losses.objective import Choice
 from setwise.paper.numbers import word
 from setwise.paper.objectives import objective_words, preset_of, same_objective, weight_of
 from setwise.paper.recipes import CELLS, MATCHING_LOSSES, Cell, recipe
+from setwise.paper.tuning import PLACES
 from setwise.recipe import CHOSEN, Recipe, flat
 from setwise.records.record import recipe_from
 from setwise.records.run import files_below, read_runs
@@ -51,6 +52,12 @@ class Run(records.Run):
         if not isinstance(name, str) or name not in CELLS:
             raise ValueError(f"expected a run of a named recipe, got {name!r}")
         return _place(name, self.recipe_text)
+
+    @cached_property
+    def trial(self) -> tuple[str, int | None] | None:
+        """The term and the number of a trial, by its place; no number for a test of the best. None for other runs."""
+        folder = self.path.removeprefix(f"{self.record['name']}/").removesuffix(f"/seed-{self.seed}.json")
+        return PLACES.get(folder)
 
     @property
     def data(self) -> str:
@@ -158,7 +165,7 @@ def collect(results: Path) -> tuple[list[Run], list[str]]:
     found: dict[tuple[object, ...], Run] = {}
     for run in runs:
         name = run.record["name"]
-        key = (name, run.place, run.seed, run.recipe.data.instances)
+        key = (name, run.place, run.seed, run.recipe.data.instances, run.trial)
         taken, other = found.get(key, run), run
         if run.path == f"{name}/seed-{run.seed}.json":  # a table's own, before a sweep's of the same weight
             taken, other = run, taken
@@ -182,8 +189,8 @@ def _changes(mine: Recipe, named: Recipe) -> list[str]:
     """What differs from the named recipe beside the objective, in words; of a part of another name, from defaults."""
     words, usual = [], flat(named.tree())
     for part, (registry, key) in CHOSEN.items():
-        name = getattr(mine, part).name
-        if name != getattr(named, part).name:
+        name, theirs = (getattr(getattr(one, part), "name", None) for one in (mine, named))  # a second encoder is rare
+        if name is not None and name != theirs:
             words.append(f"{part} {name}")
             usual |= flat({part: Choice.read(registry, name, key).tree(key)})
     for path, value in flat(mine.tree()).items():
@@ -194,9 +201,12 @@ def _changes(mine: Recipe, named: Recipe) -> list[str]:
 
 
 def groups(runs: Iterable[Run]) -> list[Group]:
-    """The runs, sorted into what may be compared: recipes as they are first, matching before classification."""
+    """The runs, sorted into what may be compared: recipes as they are first, matching before classification.
+
+    Trials and what follows from them are compared among themselves: see paper/tuned.py.
+    """
     sorted_in: dict[tuple[Any, ...], list[Run]] = {}
-    for run in runs:
+    for run in (run for run in runs if run.trial is None):
         # Our own terms stand beside the paper's losses. Of classification, forms are never mixed.
         cell = run.place.cell
         form = "" if cell.kind == "matching" else cell.form

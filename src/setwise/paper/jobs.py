@@ -245,7 +245,7 @@ def tuned(request: TableRequest) -> list[Job]:
                 missing = missing or str(error)
                 continue
             chosen = trials.tried(request.data, encoder, term, best)
-            jobs += [Job(name, chosen, FRESH + k, f"tuned-{term}") for k in range(1, count + 1)]
+            jobs += [Job(name, chosen, FRESH + k, trials.tested(term)) for k in range(1, count + 1)]
     if not jobs:
         raise ValueError(missing)
     return jobs

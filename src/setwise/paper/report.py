@@ -20,6 +20,8 @@ from setwise.paper.figures import Timing, cost_table, costs_onto, count, sweep_o
 from setwise.paper.numbers import word
 from setwise.paper.spectra import looks_table, spectra_onto
 from setwise.paper.tables import changes_table, classification_table, matching_table, overview, shown_by_changes
+from setwise.paper.tuned import settings as settings_of
+from setwise.paper.tuned import trials_table, tuned_answer, tuned_table
 from setwise.records.run import mean_curve, pause_collection
 from setwise.records.statistics import number
 from setwise.report.page import Page
@@ -52,7 +54,7 @@ def report(results: Path, out: Path) -> list[Path]:
             f"expected records of runs below {results / 'runs'}, got none{also}; `setwise reproduce table1` makes "
             f"some, {see('how-to/reproduce')}; `setwise report FOLDER` shows runs of your own"
         )
-    page, tables = make_page(sort_into_groups(runs), aside, timed)
+    page, tables = make_page(sort_into_groups(runs), aside, timed, [run for run in runs if run.trial])
     files = [out / "index.html"]
     taken: set[str] = set()
     for table in tables:
@@ -71,8 +73,13 @@ def report(results: Path, out: Path) -> list[Path]:
     return files
 
 
-def make_page(groups: Sequence[Group], aside: Sequence[str], timed: Sequence[Timing] = ()) -> tuple[Page, list[Table]]:
-    """The page, and its tables; ``aside`` are the files that have no place in it, with reasons."""
+def make_page(
+    groups: Sequence[Group], aside: Sequence[str], timed: Sequence[Timing] = (), trials: Sequence[Run] = ()
+) -> tuple[Page, list[Table]]:
+    """The page, and its tables; ``aside`` are the files that have no place in it, with reasons.
+
+    ``trials`` are runs of tuning, which are in no group.
+    """
     page = Page("Does contrasting sets help?", lead=lead(groups))
     tables: list[Table] = []
 
@@ -107,6 +114,11 @@ def make_page(groups: Sequence[Group], aside: Sequence[str], timed: Sequence[Tim
             page.text(ablation_answer(group))
             put(ablation_table(group))
         put(changes)
+    if tuned := settings_of(trials, groups):
+        page.heading("Every objective tuned")
+        for setting in tuned:
+            page.text(tuned_answer(setting))
+            put(tuned_table(setting), trials_table(setting))
     if own := own_tables([run for group in groups for run in group.runs]):
         page.heading("Your own tables")
         put(*own)
@@ -127,6 +139,8 @@ def make_page(groups: Sequence[Group], aside: Sequence[str], timed: Sequence[Tim
     page.heading("Where the numbers come from")
     for group in groups:
         page.details(f"{group.title}: {count(len(group.runs), 'run')}", provenance(group.runs))
+    for setting in tuned:
+        page.details(f"Tuning, {setting.title}: {count(len(setting.runs), 'run')}", provenance(setting.runs))
     if timed:
         lines = [f"{one.file}: {one.device}, torch {one.torch}, commit {one.commit}" for one in timed]
         page.details(f"Figure 3: {count(len(timed), 'record')}", "\n".join(["$ setwise bench qare", *lines]))

@@ -80,6 +80,18 @@ def variant(term: str, number: int) -> str:
     return f"tuning-{term}-{number:02}"
 
 
+def tested(term: str) -> str:
+    """The place of the winner's runs on the test images."""
+    return f"tuned-{term}"
+
+
+# The term and the number of every trial by its place among records; no number for the winners' tests.
+PLACES: dict[str, tuple[str, int | None]] = {
+    **{variant(term, number): (term, number) for term in TERMS for number in range(1, max(TRIALS.values()) + 1)},
+    **{tested(term): (term, None) for term in TERMS},
+}
+
+
 def winner(results: Path, data: str, encoder: str, term: str, *, seed: int) -> int:
     """The trial with the best accuracy on validation images, the first of equal ones; all must have been made."""
     accuracies = []

@@ -18,7 +18,9 @@ from setwise.records.statistics import number, numbers
 from setwise.records.structure import Structure, read_structures
 
 R = TypeVar("R", bound="Run")
-SHARES = re.compile(r".*accuracy|rank\d+|mean_average_precision")  # final numbers that reports show in per cent
+SHARES = re.compile(
+    r".*accuracy|rank\d+|recall\d+.*|mean_average_precision"
+)  # final numbers that reports show in per cent
 
 
 @dataclass(frozen=True)

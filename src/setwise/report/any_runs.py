@@ -19,7 +19,7 @@ from setwise.report.chart import Interval
 from setwise.report.page import Page
 from setwise.report.tables import NOTE, Cell, Table, own_tables, shown
 
-FIRST = ("probe_accuracy", "held_out_accuracy", "test_accuracy")  # the first that is there answers
+FIRST = ("probe_accuracy", "held_out_accuracy", "test_accuracy", "recall1")  # the first that is there answers
 LABELS = ("about",)  # fields that decide nothing
 
 

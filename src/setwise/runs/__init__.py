@@ -9,11 +9,13 @@ from setwise.recipe import Recipe
 from setwise.runs.choices import recipe_for
 from setwise.runs.embedding import embed, home, image_encoder, neighbours, title_of
 from setwise.runs.matching import run_matching
+from setwise.runs.pairs import embed_run, run_pairs, write_sides
 from setwise.runs.pretraining import choose_device, encoder_of, export, pretrain, probe
 
 __all__ = [
     "choose_device",
     "embed",
+    "embed_run",
     "encoder_of",
     "export",
     "home",
@@ -24,10 +26,12 @@ __all__ = [
     "recipe_for",
     "run_matching",
     "run_of",
+    "run_pairs",
     "title_of",
+    "write_sides",
 ]
 
 
 def run_of(recipe: Recipe) -> Callable[..., dict[str, Any]]:
-    """What carries out a recipe and gives its record: ``run_matching`` or ``pretrain``, which are called alike."""
-    return run_matching if recipe.matched else pretrain
+    """What carries out a recipe and gives its record: ``run_matching``, ``run_pairs`` or ``pretrain``, called alike."""
+    return run_matching if recipe.matched else run_pairs if recipe.pairs else pretrain

@@ -21,7 +21,7 @@ from setwise.evaluation.export import CONFIG, load_config, load_encoder
 from setwise.evaluation.neighbours import nearest
 from setwise.recipe import Data
 from setwise.report.neighbours_page import PICTURE, Found
-from setwise.runs.pretraining import encoder_of
+from setwise.runs.pretraining import check_on_images, encoder_of
 from setwise.terminal import visible
 from setwise.training import checkpoint as checkpoints
 
@@ -38,6 +38,7 @@ def image_encoder(path: Path) -> tuple[ImageEncoder, Data | None]:
         shape = (about["channels"], *about["size"])
         return ImageEncoder(load_encoder(path), shape, tuple(about["mean"]), tuple(about["std"])), None
     found = checkpoints.load(path)
+    check_on_images(found, path)
     encoder, data = encoder_of(found, path).eval(), found.data
     return ImageEncoder(encoder, tuple(data["shape"]), tuple(data["mean"]), tuple(data["std"])), found.recipe.data
 

@@ -9,14 +9,14 @@ from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 import setwise.records as records
 from setwise.checks import check_count, see
-from setwise.data import ImageSet, has_test_split, load
+from setwise.data import ImageSet, PairSet, has_test_split, load
 from setwise.encoders import create as create_by_name
 from setwise.evaluation.features import extract, frozen
 from setwise.evaluation.knn import knn_accuracy
@@ -34,6 +34,7 @@ from setwise.training.progress import print_line
 
 FINE_TUNING_EPOCHS = 30
 HELD_OUT = 0.1  # share of the images that are kept to test on where nobody set any apart
+Kept = TypeVar("Kept", ImageSet, PairSet)
 PYTHON = "python:"  # before the name of images from Python, in place of a source
 
 
@@ -73,12 +74,17 @@ def with_test(
     count = held_out_count(train_set) if held_out else data.validation
     if not count:
         return train_set, load_split(split="test")
-    if count >= len(train_set):
-        raise ValueError(f"expected validation below the {len(train_set)} images, got {count}")
-    order = torch.randperm(len(train_set), generator=torch.Generator().manual_seed(data.split_seed), device="cpu")
+    return hold_out(train_set, count, seed=data.split_seed, kind="held out" if held_out else "validation")
+
+
+def hold_out(data: Kept, count: int, *, seed: int, kind: str) -> tuple[Kept, Kept]:
+    """All items but ``count`` drawn by ``seed``, and those, each in its order."""
+    if count >= len(data):
+        what = "pairs" if isinstance(data, PairSet) else "images"
+        raise ValueError(f"expected validation below the {len(data)} {what}, got {count}")
+    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed), device="cpu")
     rest, kept = order[count:].sort().values, order[:count].sort().values
-    kind = "held out" if held_out else "validation"
-    return train_set.select(rest, split="train"), train_set.select(kept, split=kind)
+    return data.select(rest, split="train"), data.select(kept, split=kind)
 
 
 def held_out_count(images: ImageSet) -> int:
@@ -191,7 +197,8 @@ def encoder_of(found: Checkpoint, path: Path) -> nn.Module:
     if missing:
         raise ValueError(f"{expected} them without the {', '.join(missing)} of their images; {advice}")
     shape = found.data["shape"]
-    if not isinstance(shape, list) or len(shape) != 3 or not all(isinstance(n, int) and n > 0 for n in shape):
+    sizes = isinstance(shape, list) and all(isinstance(n, int) and n > 0 for n in shape)
+    if not sizes or len(shape) not in ((1, 3) if recipe.pairs else (3,)):
         raise ValueError(f"{expected} them for images of shape {shape!r}, not [C, H, W]; {advice}")
     # Without memory at first: what a foreign file asks for is compared with what is there before it is allocated.
     with torch.device("meta"):
@@ -276,12 +283,22 @@ def fine_tuning(recipe: Recipe, epochs: int) -> Recipe:
     return Recipe.read(tree)
 
 
+def check_on_images(found: Checkpoint, path: Path) -> None:
+    """Raise unless the run's encoder takes images."""
+    if len(found.data.get("shape", ())) == 1:  # of ids or vectors
+        raise ValueError(
+            f"expected a run whose encoder takes images, got {path}, which was trained on pairs of others; "
+            "`setwise embed RUN PAIRS --out x.npy` (run.embed_pairs in Python) embeds such pairs"
+        )
+
+
 def export(path: Path, folder: Path, *, onnx: bool = True) -> dict[str, Path]:
     """Write a checkpoint's encoder as safetensors with a config, and as ONNX if possible; returns the files."""
     from setwise.evaluation.export import export as write
     from setwise.evaluation.export import missing_packages
 
     found = checkpoints.load(path)
+    check_on_images(found, path)
     encoder = encoder_of(found, path).float()
     config = {
         "name": found.recipe.encoder.name,

@@ -40,7 +40,8 @@ def divided(batch: Batch, parts: int) -> list[Batch]:
         here = slice(rows * k // parts, rows * (k + 1) // parts)
         both = [torch.unflatten(x, 0, (sets, rows)) for x in (batch.images, batch.samples)]
         images, samples = (x[:, here].flatten(0, 1) for x in both)
-        found.append(replace(batch, images=images, samples=samples, labels=batch.labels[here]))
+        second = None if batch.second is None else batch.second[here]
+        found.append(replace(batch, images=images, samples=samples, labels=batch.labels[here], second=second))
     return found
 
 

@@ -34,7 +34,9 @@ def captured(
                 before()
             run()
     graph = torch.cuda.CUDAGraph()
-    with no_collection(), torch.cuda.graph(graph, pool=pool, stream=stream):
+    # Of this thread alone: another one may bring the next batches to the device meanwhile.
+    mode = "thread_local"
+    with no_collection(), torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode=mode):
         run()
 
     def replay(keep: object = run) -> None:

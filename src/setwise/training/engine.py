@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 import setwise.register as register
 from setwise.checks import see
 from setwise.data import ImageSet, MatchedSet
+from setwise.data.pairs import PairSet, TrainingSet
 from setwise.losses.parallel import Processes
 from setwise.methods import Batch, Method, create
 from setwise.methods.matching import draw_shots, passes_of_an_epoch
@@ -41,8 +42,8 @@ class Engine:
 
     Whatever changes from step to step lives on the device: the place in the epoch's order, the learning rate, the
     epoch's number, the sums of the loss's terms. A step reads and advances them itself, so that a GPU replays one
-    graph (and a second one for the epoch's last, smaller batch) and waits for nothing; ``begin`` sets them for an
-    epoch, ``means`` reads them.
+    graph (and a second one for the epoch's last, smaller batch, which is captured when it comes for the second time)
+    and waits for nothing; ``begin`` sets them for an epoch, ``means`` reads them.
 
     Images that do not fit onto the device are brought there batch by batch, ahead of the steps.
 
@@ -53,7 +54,7 @@ class Engine:
     def __init__(
         self,
         recipe: Recipe,
-        data: ImageSet | MatchedSet,
+        data: TrainingSet,
         *,
         seed: int,
         device: torch.device,
@@ -97,9 +98,9 @@ class Engine:
         self._feed: Feed | None = None
         if isinstance(data, ImageSet) and not fits(data, device):
             self._feed = Feed(data, max(self.sizes, default=0) // self.processes.size, self.steps, device)
-            self.data: ImageSet | MatchedSet = replace(data, labels=data.labels.to(device))
+            self.data: TrainingSet = replace(data, labels=data.labels.to(device))
         else:
-            self.data = data if data.images.device == device else _moved(data, device)
+            self.data = _moved(data, device)
 
         # What steps read and advance.
         rate_type = torch.float32 if on_gpu else torch.float64
@@ -128,6 +129,8 @@ class Engine:
         self._parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         self._moves = type(method).after_step is not Method.after_step  # needless counting takes 1 % of a small step
         self._graphs: dict[int, Callable[[], None]] = {}  # captured steps by their batch size
+        self._pool: Any = None  # the graphs' memory, where steps are captured
+        self._taken: set[int] = set()  # sizes of batches that were stepped with before they are captured
         if recipe.epochs:
             self._prepare(capture and on_gpu and self.processes.capturable, compile)
 
@@ -155,10 +158,16 @@ class Engine:
         rows = self.sizes[self.step_in_epoch]
         if self._feed is not None:
             self._feed.load(self.epoch, self.step_in_epoch, self._batches)
-        if rows in self._graphs:
-            self._graphs[rows]()
-        else:
+        if self._pool is None:
             self._step(rows)
+        elif rows not in self._graphs and rows not in self._taken:  # libraries choose their kernels for this size
+            with within(self._stream):
+                self._step(rows)
+            self._taken.add(rows)
+        else:
+            if rows not in self._graphs:
+                self._graphs[rows] = self._captured(rows, warm_up=0)
+            self._graphs[rows]()
         self.step_in_epoch += 1
 
     def _step(self, rows: int) -> None:
@@ -208,12 +217,15 @@ class Engine:
         data, seed, epoch = self.data, self._seed, self._epoch
         if self.passes > 1:  # what is random is drawn anew in each
             epoch = epoch * self.passes + self._turn // self._steps_a_pass
+        dtype, last = getattr(torch, self.precision), self.device.type == "cuda"
+        if isinstance(data, PairSet):
+            first, second = (side.values[samples] for side in (data.first, data.second))
+            return Batch(first, samples, samples, seed, epoch, dtype, last, second)
         if isinstance(data, MatchedSet):
             places, keys = draw_shots(data, samples, seed=seed, epoch=epoch)
             labels = samples
         else:
             places, keys, labels = samples, samples, data.labels[samples]
-        dtype, last = getattr(torch, self.precision), self.device.type == "cuda"
         if images is None and self._feed is not None:
             assert isinstance(data, ImageSet)
             images = data.read(places.cpu()).to(self.device)
@@ -285,7 +297,7 @@ class Engine:
     def _zero(self) -> Tensor:
         return torch.zeros((), dtype=torch.float64, device=self.device)
 
-    def _batch_sizes(self, data: ImageSet | MatchedSet) -> list[int]:
+    def _batch_sizes(self, data: TrainingSet) -> list[int]:
         """The sizes of an epoch's batches; an error if there is nothing to train on."""
         batch, drop_last, many = self.recipe.batch, self.recipe.drop_last, self.processes.size
         if batch % many:
@@ -304,7 +316,10 @@ class Engine:
         return sizes
 
     def _prepare(self, capture: bool, compile: bool) -> None:
-        """Let the optimiser make its state, compile, capture the graphs; undo what this did to weights and state."""
+        """Let the optimiser make its state, compile, capture a step; undo what this did to weights and state.
+
+        Only a step with a full batch: to choose kernels for another size takes seconds, and it may never come.
+        """
         before = {name: x.clone() for name, x in self.method.state_dict().items()}
         for parameter in self._parameters:
             parameter.grad = torch.zeros_like(parameter)
@@ -313,9 +328,9 @@ class Engine:
         if compile:
             self._compile()
         if capture:
-            pool = torch.cuda.graph_pool_handle()
-            for rows in sorted(self._offsets, reverse=True):
-                self._graphs[rows] = self._captured(rows, pool)
+            self._pool, self._stream = torch.cuda.graph_pool_handle(), self._stream or new_stream()
+            rows = max(self._offsets)
+            self._graphs[rows] = self._captured(rows, DDP_WARM_UP if self.processes.joined else WARM_UP)
         for name, x in self.method.state_dict().items():
             x.copy_(before[name])
         for parameter in self._parameters:
@@ -342,11 +357,10 @@ class Engine:
                 stacklevel=2,
             )
 
-    def _captured(self, rows: int, pool: Any) -> Callable[[], None]:
+    def _captured(self, rows: int, warm_up: int) -> Callable[[], None]:
         try:
-            warm_up = DDP_WARM_UP if self.processes.joined else WARM_UP
             step = partial(self._step, rows)
-            return captured(step, pool, before=lambda: self.begin(0), warm_up=warm_up, stream=self._stream)
+            return captured(step, self._pool, before=lambda: self.begin(0), warm_up=warm_up, stream=self._stream)
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
             if isinstance(error, torch.OutOfMemoryError):
@@ -358,7 +372,7 @@ class Engine:
             ) from error
 
 
-def untrained(recipe: Recipe, data: ImageSet | MatchedSet, seed: int) -> Method:
+def untrained(recipe: Recipe, data: TrainingSet, seed: int) -> Method:
     """The method before its first step, on the CPU; torch's own generators go on as if nothing had been drawn."""
     with _drawing, torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
@@ -376,6 +390,10 @@ def _check_share() -> None:
         )
 
 
-def _moved(data: ImageSet | MatchedSet, device: torch.device) -> ImageSet | MatchedSet:
+def _moved(data: TrainingSet, device: torch.device) -> TrainingSet:
+    if isinstance(data, PairSet):
+        return data.to(device)
+    if data.images.device == device:
+        return data
     names = ("images", "labels") if isinstance(data, ImageSet) else ("images", "shots_a", "shots_b")
     return replace(data, **{name: getattr(data, name).to(device) for name in names})

@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from setwise.checks import check_number, see
-from setwise.data import ImageSet, MatchedSet
+from setwise.data import ImageSet
 from setwise.data.api import Where
+from setwise.data.pairs import PairSet, Side, TrainingSet
 from setwise.encoders import settled
 from setwise.locks import Taken, locked
 from setwise.losses.parallel import Processes
@@ -88,7 +89,7 @@ class RunOptions:
 
 def train(
     recipe: Recipe,
-    data: ImageSet | MatchedSet,
+    data: TrainingSet,
     folder: Path,
     *,
     seed: int,
@@ -104,9 +105,7 @@ def train(
     ``after_epoch`` measures more after each epoch: for its row, numbers or what only files of JSON can take.
     """
     check_number(how.checkpoint_seconds, "checkpoint_seconds", least=0)
-    height, width = data.images.shape[2:]
-    encoder_choice = settled(recipe.encoder, (height, width))
-    recipe = recipe if encoder_choice == recipe.encoder else replace(recipe, encoder=encoder_choice)
+    recipe = _settled(recipe, data)
     path, first = folder / FILE, how.processes.first  # the first process writes
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder) if first else contextlib.nullcontext():
@@ -125,11 +124,11 @@ def train(
             engine.method.encoder.load_state_dict(encoder)
         if earlier is not None:
             engine.restore(earlier.tensors)
-        history = [] if earlier is None else list(earlier.history)
+        history, unit = [] if earlier is None else list(earlier.history), "pairs" if recipe.pairs else "images"
         with (
             contextlib.closing(engine),
             Reporter(
-                title, epochs=recipe.epochs, images=engine.passes * len(data), quiet=how.quiet or not first
+                title, epochs=recipe.epochs, images=engine.passes * len(data), quiet=how.quiet or not first, unit=unit
             ) as reporter,
             open_loggers(folder, history, (*ALWAYS, *how.loggers) if first else ()) as loggers,
             Signals() as signals,
@@ -265,8 +264,24 @@ def _locked(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def about(data: ImageSet | MatchedSet) -> dict[str, Any]:
+def _settled(recipe: Recipe, data: TrainingSet) -> Recipe:
+    """The recipe with encoders that have all that the images' size decides."""
+    changed: dict[str, Any] = {}
+    sides = {"encoder": data.first, "second_encoder": data.second} if isinstance(data, PairSet) else {"encoder": data}
+    for name, side in sides.items():
+        values = side.values if isinstance(side, Side) else side.images
+        choice = getattr(recipe, name)
+        if choice is not None and values.ndim == 4:
+            height, width = values.shape[2:]
+            changed[name] = settled(choice, (height, width))
+    return replace(recipe, **changed)
+
+
+def about(data: TrainingSet) -> dict[str, Any]:
     """What a checkpoint says of its training data."""
+    if isinstance(data, PairSet):
+        one = {"name": data.name, "count": len(data), "shape": data.first.shape, "second_shape": data.second.shape}
+        return one | {"mean": list(data.first.mean), "std": list(data.first.std), "classes": []}
     return {
         "name": data.name,
         "count": len(data),
@@ -299,7 +314,7 @@ def _alike(theirs: object, mine: object) -> bool:
     return theirs == mine
 
 
-def _earlier_checkpoint(path: Path, recipe: Recipe, seed: int, data: ImageSet | MatchedSet, resume: bool) -> Checkpoint:
+def _earlier_checkpoint(path: Path, recipe: Recipe, seed: int, data: TrainingSet, resume: bool) -> Checkpoint:
     """The checkpoint to go on from, checked to be of this run."""
     if not resume:
         raise ValueError(

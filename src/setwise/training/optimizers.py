@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from inspect import unwrap
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -11,24 +12,34 @@ import setwise.register as register
 
 Groups = list[dict[str, Any]]
 Rate = float | Tensor
+T = TypeVar("T", bound=torch.optim.Optimizer)
+
+
+def _light(kind: type[T]) -> type[T]:
+    """``kind`` without torch's compiler. torch imports it, for a second or two, to keep it away from these methods."""
+    plain = {name: unwrap(getattr(kind, name)) for name in ("add_param_group", "zero_grad", "step")}
+    return type(kind.__name__, (kind,), plain | {"step": torch.no_grad()(plain["step"])})
+
+
+Adam, AdamW, SGD = _light(torch.optim.Adam), _light(torch.optim.AdamW), _light(torch.optim.SGD)
 
 
 @register.optimizer("adam", about="Adam, as the paper trains.")
 def adam(groups: Groups, *, lr: Rate = 1e-3, weight_decay: float = 0.0) -> torch.optim.Optimizer:
     """Adam; weight decay is added to the gradient."""
-    return torch.optim.Adam(groups, lr, weight_decay=weight_decay, fused=True, capturable=_on_gpu(lr))
+    return Adam(groups, lr, weight_decay=weight_decay, fused=True, capturable=_on_gpu(lr))
 
 
 @register.optimizer("adamw", about="Adam with decoupled weight decay: for transformers.")
 def adamw(groups: Groups, *, lr: Rate = 1e-3, weight_decay: float = 0.05) -> torch.optim.Optimizer:
     """AdamW."""
-    return torch.optim.AdamW(groups, lr, weight_decay=weight_decay, fused=True, capturable=_on_gpu(lr))
+    return AdamW(groups, lr, weight_decay=weight_decay, fused=True, capturable=_on_gpu(lr))
 
 
 @register.optimizer("sgd", about="Stochastic gradient descent with momentum: for residual networks.")
 def sgd(groups: Groups, *, lr: Rate = 0.1, momentum: float = 0.9, weight_decay: float = 0.0) -> torch.optim.Optimizer:
     """SGD."""
-    return torch.optim.SGD(groups, lr, momentum, weight_decay=weight_decay, fused=True)
+    return SGD(groups, lr, momentum, weight_decay=weight_decay, fused=True)
 
 
 @register.optimizer("lars", about="SGD whose step follows each layer's weights in length: for large batches.")

@@ -35,8 +35,9 @@ class Reporter:
     How long the run will take is said once, as soon as its own first steps tell.
     """
 
-    def __init__(self, title: str, *, epochs: int, images: int, quiet: bool = False) -> None:
-        self.title, self.epochs, self.images, self.quiet = title, epochs, images, quiet
+    def __init__(self, title: str, *, epochs: int, images: int, quiet: bool = False, unit: str = "images") -> None:
+        """``images``: how many items an epoch has; ``unit``: what they are."""
+        self.title, self.epochs, self.images, self.quiet, self.unit = title, epochs, images, quiet, unit
         self._bar: Any = None
         self._task: Any = None
         self._last = time.monotonic()
@@ -88,10 +89,10 @@ class Reporter:
         if not self._estimated and not force and progress > 0 and passed >= ESTIMATE_SECONDS:
             self._estimated = True
             seconds, rate = passed / progress * (self.epochs - done), self.images * progress / passed
-            self._print(f"{duration(seconds)} to train ({rate:,.0f} images/s)")
+            self._print(f"{duration(seconds)} to train ({rate:,.0f} {self.unit}/s)")
         terms = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
         status = f"epoch {min(int(done) + 1, self.epochs)}/{self.epochs}  {terms}"
-        status += f"  {self.images * progress / passed:,.0f} images/s" if passed > 0 else ""
+        status += f"  {self.images * progress / passed:,.0f} {self.unit}/s" if passed > 0 else ""
         if self._bar is not None:
             self._bar.update(self._task, completed=done, status=status)
         elif not self.quiet and (force or now - self._last >= LINE_SECONDS):

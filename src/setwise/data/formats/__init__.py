@@ -1,4 +1,4 @@
-"""One file for each layout of images on a disk. Importing them registers our own data sources."""
+"""One file for each layout on a disk. Importing them registers our own data sources."""
 
 from __future__ import annotations
 
@@ -7,14 +7,35 @@ from pathlib import Path
 from setwise.checks import see
 from setwise.data.api import DataError
 from setwise.data.fetching.published import Published
-from setwise.data.formats import cifar, cuhk03, digits, folder, tiny_imagenet
+from setwise.data.formats import (
+    captions,
+    cifar,
+    cuhk03,
+    digits,
+    feature_pairs,
+    folder,
+    multi30k,
+    text_pairs,
+    tiny_imagenet,
+)
 from setwise.data.formats.listing import has_images, has_train
 
-__all__ = ["PUBLISHED", "digits", "recognise"]
+__all__ = ["PUBLISHED", "digits", "kind_of_path", "recognise"]
 
 PUBLISHED: dict[str, Published] = {
-    one.name: one for one in (*cifar.PUBLISHED.values(), tiny_imagenet.PUBLISHED, cuhk03.PUBLISHED)
+    one.name: one for one in (*cifar.PUBLISHED.values(), tiny_imagenet.PUBLISHED, cuhk03.PUBLISHED, multi30k.PUBLISHED)
 }
+ENDINGS = {  # of your own files; the first that fits counts
+    "captions.tsv": captions.NAME,
+    ".tsv": text_pairs.NAME,
+    ".tsv.gz": text_pairs.NAME,
+    ".npy": feature_pairs.NAME,
+}
+
+
+def kind_of_path(path: str | Path) -> str:
+    """The source that a path of one's own belongs to, by its ending: folders of images where it has no other."""
+    return next((name for ending, name in ENDINGS.items() if str(path).lower().endswith(ending)), folder.NAME)
 
 
 def recognise(path: Path) -> str:
@@ -24,9 +45,12 @@ def recognise(path: Path) -> str:
             return name
     if path.is_dir() and (has_train(path) or has_images(path)):
         return folder.NAME
+    if path.is_file() and kind_of_path(path) != folder.NAME:
+        return kind_of_path(path)
     if path.is_file():
         raise DataError(
-            f"expected a folder or a .mat file, got {path}; unpack it: `setwise data fetch NAME --source {path}`"
+            f"expected a folder, a .mat, .tsv or .npy file, got {path}; unpack an archive: "
+            f"`setwise data fetch NAME --source {path}`"
         )
     if not path.exists():
         raise DataError(

@@ -122,7 +122,7 @@ def _labelled(found: Listing, files: list[tuple[str, Stat]], names: list[str]) -
 
 def _sorted(files: Iterable[tuple[str, Stat]]) -> list[tuple[str, Stat]]:
     """By folders first: photos/a/1.jpg before photos/a-b/1.jpg."""
-    return sorted(files, key=lambda file: file[0].split(os.sep))
+    return sorted(files, key=lambda file: file[0].replace(os.sep, "\0"))  # which no name has, and no letter is below
 
 
 def _parent(path: str) -> str:

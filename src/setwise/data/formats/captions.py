@@ -1,0 +1,66 @@
+"""Your own images and their captions: a file captions.tsv beside the images, in each line a path and its caption."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import setwise.register as register
+from setwise.checks import check_option
+from setwise.data.api import DataError, Placement
+from setwise.data.formats.decode import Size, height_and_width
+from setwise.data.formats.folder import default_size
+from setwise.data.formats.listing import one_line
+from setwise.data.pairs import PairSet, Side
+from setwise.data.store import Files, decoded, stats
+from setwise.data.texts import IdRows, Tokenizer, read_columns
+
+NAME = "captions"
+LISTED = 20  # broken images that a message names
+
+
+@register.data(NAME, about="Your own images with captions: give the path of their captions.tsv.", takes=("pairs",))
+def captions(
+    root: Path,
+    split: str,
+    source_path: Path | None = None,
+    *,
+    size: Size | None = None,
+    vocabulary: int = Tokenizer.vocabulary,
+    ngrams: tuple[int, ...] = Tokenizer.ngrams,
+    length: int = Tokenizer.length,
+) -> PairSet:
+    """Images, resized as those of a folder, and their captions: all are the training split.
+
+    Paths are below the folder of the file. Each image has one caption: with several it would be among the training
+    pairs and among those that are held out, and its own negative.
+    """
+    check_option(split, ("train",), "split")
+    if source_path is None:
+        raise DataError(f"expected the path of a captions.tsv, got its kind, {NAME!r}; give the path instead")
+    ids, lines = IdRows(Tokenizer(vocabulary, ngrams, length)), dict[str, str]()
+    for where, (name, caption) in read_columns(source_path, 2):
+        name = os.path.normpath(name)
+        if os.path.isabs(name) or name.split(os.sep)[0] in ("..", "."):
+            raise DataError(f"expected the path of an image below {source_path.parent} in {where}, got {name[:80]!r}")
+        if name in lines:
+            raise DataError(f"expected one caption for each image, got {name[:80]!r} in {lines[name]} and in {where}")
+        lines[name] = where
+        ids.add(caption, where)
+    names = list(lines)
+    paths = [source_path.parent / name for name in names]
+    for path in paths:
+        if not path.is_file():
+            where = lines[names[paths.index(path)]]
+            raise DataError(f"expected an image at {path}, as {where} says, got no such file")
+    shape, why = (height_and_width(size), "as asked") if size is not None else default_size(paths)
+    found = decoded(Files(source_path.parent, names, stats(paths)), shape, root, Placement("resident"))
+    if found.broken:
+        shown = "\n".join(f"  {one_line(names[k])}: {why}" for k, why in found.broken[:LISTED])
+        raise DataError(
+            f"expected whole images in {source_path}, got {len(found.broken):,} that cannot be read; replace them, or "
+            f"take them out of the file:\n{shown}"
+        )
+    name = source_path.parent.name or source_path.stem
+    note = f"{shape[0]}x{shape[1]} pixels (height x width), {why}"
+    return PairSet(name, split, Side(found.images), Side(ids.matrix(), vocabulary), notes=(note,))

@@ -1,0 +1,148 @@
+"""CLIP's way with pairs of any kind: an encoder and a head for each side, or one for both, and a loss on both."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+import setwise.register as register
+from setwise.losses.combined import SetContrastive
+from setwise.losses.objective import Choice
+from setwise.losses.parallel import Processes, distributed
+from setwise.methods.method import Batch, Method, Parts
+
+HeadKind = Literal["none", "linear", "mlp"]
+
+
+class _Exponential(nn.Module):
+    """What is learned is the logarithm: a step changes a small and a large temperature by the same share."""
+
+    def forward(self, logarithm: Tensor) -> Tensor:
+        return logarithm.exp()
+
+    def right_inverse(self, temperature: Tensor) -> Tensor:
+        return temperature.log()
+
+
+@register.method(
+    "pairs",
+    about="Pairs of texts, vectors, images: an encoder for each side, or one for both. CLIP is one.",
+    takes=("objective", "pairs"),
+)
+class Pairs(Method):
+    """Any ``loss(z_a, z_b)`` on embeddings of both sides.
+
+    ``shared``: one encoder and one head for both. ``head``: the recipe's with a hidden layer ("mlp"), one linear layer,
+    or none. ``learn_temperature`` starts at the objective's and stays from ``least`` to ``most``.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        *,
+        shared: bool = False,
+        head: HeadKind = "linear",
+        learn_temperature: bool = False,
+        least_temperature: float = 0.01,
+        most_temperature: float = 1.0,
+    ) -> None:
+        super().__init__()
+        if shared and (parts.recipe.second_encoder is not None or not parts.alike):
+            raise ValueError(
+                "expected two sides of one kind and no second_encoder for one shared encoder, got others; leave out "
+                "--method.shared or --second-encoder"
+            )
+        self.encoder = parts.encoder
+        self.second_encoder = None if shared else parts.second_encoder()
+        widths = [cast(int, one.features) for one in (self.encoder, self.second_encoder or self.encoder)]
+        if head == "none" and widths[0] != widths[1]:
+            raise ValueError(
+                f"expected as many features from both encoders without heads, got {widths[0]} and {widths[1]}; give "
+                "--method.head linear"
+            )
+        self.head = _head(parts, head, widths[0])
+        self.second_head = None if shared else _head(parts, head, widths[1])
+        self.views = parts.views, parts.second_views
+        self.bounds = (math.log(least_temperature), math.log(most_temperature)) if learn_temperature else None
+        self.loss = _learning(parts, least_temperature, most_temperature) if learn_temperature else parts.loss()
+
+    @property
+    def pairwise(self) -> Any:
+        """The objective's pairwise loss."""
+        return self.loss.pairwise if isinstance(self.loss, SetContrastive) else self.loss
+
+    def _items(self, batch: Batch, side: int) -> Tensor:
+        """What the encoder of a side takes: views of images, ids and vectors as they are."""
+        values = batch.images if side == 0 else cast(Tensor, batch.second)
+        if values.dtype == torch.uint8:
+            return replace(batch, images=values).view(self.views[side], first=side)
+        if values.is_floating_point():
+            return values.to(torch.promote_types(values.dtype, batch.dtype))
+        return values
+
+    def encode(self, batch: Batch) -> tuple[Tensor, ...]:
+        """The features of both sides."""
+        second = self.encoder if self.second_encoder is None else self.second_encoder
+        return self.encoder(self._items(batch, 0)), second(self._items(batch, 1))
+
+    def embed(self, encoded: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """The heads' embeddings of both sides' features."""
+        second = self.head if self.second_head is None else self.second_head
+        return self.head(encoded[0]), second(encoded[1])
+
+    def compare(self, encoded: tuple[Tensor, ...], batch: Batch) -> dict[str, Tensor]:
+        """The loss, its parts where it has them, and the temperature where it is learned."""
+        z_a, z_b = self.embed(encoded)
+        if isinstance(self.loss, SetContrastive):
+            terms = self.loss.terms(z_a, z_b, features=encoded if self.loss.on == "features" else None)
+        else:
+            terms = {"loss": cast(Tensor, self.loss(z_a, z_b))}
+        if self.bounds is not None:
+            terms["temperature"] = self.pairwise.temperature.detach()
+        return terms
+
+    def groups(self) -> list[dict[str, Any]]:
+        """All parameters; a learned temperature has no weight decay."""
+        (group,) = super().groups()
+        if self.bounds is None:
+            return [group]
+        own = self._logarithm()
+        return [{"params": [p for p in group["params"] if p is not own]}, {"params": [own], "weight_decay": 0.0}]
+
+    def after_step(self, step: Tensor, total: int) -> None:
+        """Keep a learned temperature within its bounds."""
+        if self.bounds is not None:
+            self._logarithm().clamp_(*self.bounds)
+
+    def _logarithm(self) -> Tensor:
+        return cast(Tensor, self.pairwise.parametrizations.temperature.original)
+
+    def share(self, processes: Processes) -> None:
+        """The loss becomes that of all processes' embeddings."""
+        self.loss = distributed(self.loss, group=processes.group, gradient=processes.gradient)
+
+
+def _head(parts: Parts, kind: HeadKind, features: int) -> nn.Module:
+    if kind == "mlp":
+        return parts.head(features)
+    return nn.Linear(features, parts.recipe.head.out) if kind == "linear" else nn.Identity()
+
+
+def _learning(parts: Parts, least: float, most: float) -> nn.Module:
+    """The objective with a temperature that is learned."""
+    objective = parts.recipe.objective
+    start = objective.loss.options.get("temperature") if objective is not None else None
+    if objective is None or start is None:
+        raise ValueError("expected a loss with a temperature to learn, got one without; leave out learn_temperature")
+    if not 0 < least <= start <= most:
+        raise ValueError(f"expected a temperature from {least:g} to {most:g} to begin with, got {start:g}")
+    options = objective.loss.options | {"temperature": nn.Parameter(torch.tensor(float(start)))}
+    loss = parts.loss(replace(objective, loss=Choice(objective.loss.name, options)))
+    pairwise = cast(nn.Module, loss.pairwise if isinstance(loss, SetContrastive) else loss)
+    parametrize.register_parametrization(pairwise, "temperature", _Exponential())
+    return loss

@@ -1,0 +1,194 @@
+"""Pairs: two encoders or one, symmetric loss, learned temperature; what is computed, by hand."""
+
+import math
+import tomllib
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import cross_entropy, normalize
+
+import setwise as sw
+from setwise.data import PairSet, Side
+from setwise.recipe import Recipe, to_toml
+from setwise.training.engine import Engine
+
+CPU = torch.device("cpu")
+CLIP = {"loss": "info-nce", "temperature": 0.2, "symmetric": True}
+
+
+def ids(seed: int, count: int = 40) -> Side:
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randint(1, 30, (count, 6), dtype=torch.int32, generator=generator)
+    values[torch.arange(6) >= torch.randint(1, 7, (count, 1), generator=generator)] = 0
+    return Side(values, 30)
+
+
+def vectors(seed: int, count: int = 40, width: int = 5) -> Side:
+    return Side(torch.randn(count, width, generator=torch.Generator().manual_seed(seed)))
+
+
+def images(count: int = 40) -> Side:
+    digits = sw.data.load("digits")
+    return Side(digits.images[:count], mean=digits.mean, std=digits.std)
+
+
+def recipe_of(**tree) -> Recipe:
+    method = {"name": "pairs"} | tree.pop("method", {})
+    base = {"objective": CLIP, "encoder": "bag", "views": "none", "epochs": 2, "batch": 16, "precision": "float64"}
+    return Recipe.read(base | tree | {"method": method})
+
+
+def batch_of(pairs: PairSet, dtype: torch.dtype = torch.float64) -> sw.Batch:
+    rows, zero = torch.arange(len(pairs)), torch.tensor(0)
+    return sw.Batch(pairs.first.values, rows, rows, zero, zero, dtype, second=pairs.second.values)
+
+
+def clip_loss(z_a, z_b, temperature):
+    logits = normalize(z_a) @ normalize(z_b).T / temperature
+    rows = torch.arange(len(logits))
+    return (cross_entropy(logits, rows) + cross_entropy(logits.T, rows)) / 2
+
+
+def trained(recipe: Recipe, pairs: PairSet) -> Engine:
+    engine = Engine(recipe, pairs, seed=1, device=CPU)
+    for epoch in range(recipe.epochs):
+        engine.begin(epoch)
+        for _ in range(engine.steps):
+            engine.step()
+    return engine
+
+
+def test_a_bag_is_the_mean_over_the_ids_of_a_text():
+    bag, side = sw.encoders.create("bag", channels=30, features=3, spread=0.5), ids(0)
+    table = bag.vectors.weight.detach().numpy()
+    expected = [np.mean([table[k] for k in row if k], axis=0) for row in side.values.numpy()]
+    np.testing.assert_allclose(bag(side.values).detach().numpy(), expected, rtol=1e-5, atol=1e-6)
+    torch.manual_seed(0)
+    large = sw.encoders.create("bag", channels=5000, spread=0.5).vectors.weight
+    assert large[1:].std().item() == pytest.approx(0.5, rel=0.01)
+    with pytest.raises(ValueError, match="expected spread to be a finite number above 0"):
+        sw.encoders.create("bag", channels=30, spread=0.0)
+
+
+@pytest.mark.parametrize("head", ["none", "linear", "mlp"])
+def test_the_loss_is_clips(head):
+    pairs = PairSet("a", "train", ids(0), ids(1))
+    method = sw.methods.create(recipe_of(method={"head": head}), pairs).double()
+    z_a = method.head(method.encoder(pairs.first.values))
+    z_b = method.second_head(method.second_encoder(pairs.second.values))
+    terms = method(batch_of(pairs))
+    torch.testing.assert_close(terms["loss"], clip_loss(z_a, z_b, 0.2))
+    assert z_a.shape[1] == (128 if head == "none" else 64)
+    assert not torch.equal(method.encoder.vectors.weight, method.second_encoder.vectors.weight)
+
+
+def test_terms_see_the_embeddings_or_the_features():
+    pairs = PairSet("a", "train", vectors(0), vectors(1, width=7))
+    for on in ("embeddings", "features"):
+        objective = CLIP | {"terms": [{"term": "gap", "weight": 3.0, "on": on}]}
+        method = sw.methods.create(recipe_of(objective=objective, encoder="mlp"), pairs).double()
+        h = method.encoder(pairs.first.values.double()), method.second_encoder(pairs.second.values.double())
+        z = method.head(h[0]), method.second_head(h[1])
+        terms = method(batch_of(pairs))
+        torch.testing.assert_close(terms["regularizer"], sw.QARe(reference="truth")(*(z if on == "embeddings" else h)))
+        torch.testing.assert_close(terms["loss"], clip_loss(*z, 0.2) + 3 * terms["regularizer"])
+
+
+def test_one_shared_encoder():
+    pairs = PairSet("a", "train", ids(0), ids(1))
+    method = sw.methods.create(recipe_of(method={"shared": True, "head": "mlp"}), pairs).double()
+    swapped = PairSet("a", "train", pairs.second, pairs.first)
+    torch.testing.assert_close(method(batch_of(pairs))["loss"], method(batch_of(swapped))["loss"])
+    assert {name.partition(".")[0] for name in method.state_dict()} == {"encoder", "head"}
+    for sides in ((ids(0), vectors(1)), (vectors(0), vectors(1, width=7))):
+        encoder = {"encoder": "bag" if sides[0].kind == "ids" else "mlp"}
+        with pytest.raises(ValueError, match="expected two sides of one kind"):
+            sw.methods.create(recipe_of(method={"shared": True}, **encoder), PairSet("a", "train", *sides))
+
+
+def test_a_learned_temperature_is_clips_and_stays_in_bounds():
+    pairs = PairSet("a", "train", ids(0), ids(1))
+    options = {"learn_temperature": True, "least_temperature": 0.1, "most_temperature": 0.21}
+    method = sw.methods.create(recipe_of(method=options), pairs).double()
+    method(batch_of(pairs))["loss"].backward()
+    (own,) = (p for name, p in method.named_parameters() if name.endswith("original"))
+    logarithm = torch.tensor(math.log(0.2), dtype=torch.float64, requires_grad=True)
+    z_a, z_b = (z.detach() for z in method.embed(method.encode(batch_of(pairs))))
+    clip_loss(z_a, z_b, logarithm.exp()).backward()
+    torch.testing.assert_close(own.grad, logarithm.grad)
+    assert method.groups()[1] == {"params": [own], "weight_decay": 0.0}
+    assert all(p is not own for p in method.groups()[0]["params"])
+    for lr, objective in ((0.3, CLIP), (0.3, CLIP | {"terms": ["qare"]})):
+        recipe = recipe_of(method=options, optimizer={"name": "adam", "lr": lr}, objective=objective)
+        engine = trained(recipe, pairs)
+        learned = engine.method.pairwise.temperature.item()
+        assert learned in (pytest.approx(0.1), pytest.approx(0.21)), "large steps lead to a bound"
+        assert 0.0999 <= engine.means()["temperature"] <= 0.2101
+    for changes, message in (
+        ({"objective.temperature": 0.5}, "expected a temperature from 0.1 to 0.21"),
+        ({"objective.loss": "triplet"}, "expected a loss with a temperature to learn"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            sw.methods.create(recipe_of(method=options).changed(changes), pairs)
+
+
+def test_a_batch_in_parts_is_the_whole():
+    pairs = PairSet("a", "train", images(), ids(1))
+    made = [trained(recipe_of(encoder="mlp-of-images", second_encoder="bag", parts=n), pairs) for n in (1, 3)]
+    for name, x in made[0].tensors().items():
+        torch.testing.assert_close(made[1].tensors()[name], x, msg=name)
+
+
+@pytest.fixture(autouse=True)
+def own_encoder(registries):
+    @sw.register.encoder("mlp-of-images", about="A test's.")
+    class Flat(torch.nn.Module):
+        def __init__(self, channels, image_size):
+            super().__init__()
+            self.features, self.layer = 4, torch.nn.Linear(channels * image_size[0] * image_size[1], 4)
+
+        def forward(self, x):
+            return self.layer(x.flatten(1))
+
+
+def test_sides_of_any_kind_and_encoders_that_fit():
+    sides = {"ids": ids(0), "features": vectors(0), "images": images()}
+    encoders = {"ids": "bag", "features": "mlp", "images": "conv4"}
+    for first in sides:
+        for second in sides:
+            recipe = recipe_of(encoder=encoders[first], second_encoder=encoders[second])
+            engine = trained(recipe, PairSet("a", "train", sides[first], sides[second]))
+            assert math.isfinite(engine.means()["loss"])
+    pairs = PairSet("a", "train", sides["ids"], sides["images"])
+    with pytest.raises(ValueError, match=r"expected an encoder of images \(conv4, .*got 'bag', which is for ids"):
+        sw.methods.create(recipe_of(), pairs)
+    with pytest.raises(ValueError, match="expected as many features from both encoders without heads, got 128 and 64"):
+        sw.methods.create(recipe_of(second_encoder="conv4", method={"head": "none"}), pairs)
+    with pytest.raises(ValueError, match="expected pairs for method 'pairs', got ImageSet"):
+        sw.methods.create(recipe_of(), sw.data.load("digits"))
+    with pytest.raises(ValueError, match="expected labelled images for method 'contrastive', got PairSet"):
+        sw.methods.create(Recipe.read({}), pairs)
+
+
+def test_the_views_of_two_images_are_drawn_apart():
+    side = images()
+    method = sw.methods.create(recipe_of(encoder="conv4", views="self-supervised"), PairSet("a", "train", side, side))
+    batch = batch_of(PairSet("a", "train", side, side))
+    first, second = (method._items(batch, k) for k in (0, 1))
+    keys = {"samples": batch.samples, "seed": 0, "epoch": 0}
+    views = sw.views.preset("self-supervised", mean=side.mean, std=side.std)
+    for view, x in enumerate((first, second)):
+        torch.testing.assert_close(x, views(side.values, view=view, **keys).double())
+    assert not torch.equal(first, second)
+
+
+def test_recipes_of_pairs_are_read_and_written():
+    recipe = recipe_of(encoder="conv4", second_encoder={"name": "bag", "features": 32}, data={"instances": 5})
+    assert Recipe.read(tomllib.loads(to_toml(recipe.tree()))) == recipe
+    assert recipe.changed({"second_encoder.features": 16}).second_encoder["features"] == 16
+    assert recipe.changed({"second_encoder": "mlp"}).second_encoder.name == "mlp"
+    assert recipe.changed({"second_encoder": "none"}).second_encoder is None
+    assert "second_encoder" not in Recipe.read({}).tree()
+    with pytest.raises(ValueError, match="expected a second encoder for method 'pairs' only"):
+        recipe.changed({"method": "contrastive", "data.instances": None})

@@ -1,0 +1,248 @@
+"""Runs on pairs: from the command line to the record and the report; recall against brute force; nothing lost."""
+
+import json
+import random
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.metrics import top_k_accuracy_score
+
+import setwise as sw
+from setwise.cli import main
+from setwise.data import PairSet, Side
+from setwise.evaluation.retrieval import pair_retrieval
+from setwise.paper.recipes import recipe as recipe_by_name
+from setwise.runs.pairs import pair_data
+from setwise.training import checkpoint
+from setwise.training.engine import Engine
+from setwise.training.errors import Interrupted
+
+RECIPE = recipe_by_name("pairs/multi30k-bag-infonce")
+SMALL = {"epochs": 6, "batch": 64, "encoder.features": 16, "data.vocabulary": 2048}
+
+
+@pytest.fixture
+def tsv(tmp_path):
+    """Sentences of five words in one language, and word by word in another, in another order."""
+    draw = random.Random(0)
+    words = [f"{draw.randrange(10**6)}" for _ in range(80)]
+    lines = []
+    for _ in range(300):
+        chosen = draw.sample(range(len(words)), 5)
+        lines.append(
+            f"{' '.join('a' + words[k] for k in chosen)}\t{' '.join('z' + words[k] for k in sorted(chosen))}\n"
+        )
+    path = tmp_path / "mine.tsv"
+    path.write_text("".join(lines))
+    return path
+
+
+def options(changes):
+    return [word for name, value in changes.items() for word in (f"--{name}", str(value))]
+
+
+@pytest.mark.parametrize("similarity", ["cosine", "euclidean"])
+def test_recall_is_that_of_brute_force(similarity):
+    torch.manual_seed(0)
+    z_a = torch.randn(60, 4)
+    z_b = z_a + 0.8 * torch.randn(60, 4)
+    found = pair_retrieval(z_a, z_b, similarity=similarity)
+    a, b = z_a.double().numpy(), z_b.double().numpy()
+    if similarity == "cosine":
+        scores = a @ b.T / np.linalg.norm(a, axis=1)[:, None] / np.linalg.norm(b, axis=1)
+    else:
+        scores = -np.linalg.norm(a[:, None] - b, axis=2)
+    for k in (1, 5, 10):
+        ways = [top_k_accuracy_score(np.arange(60), one, k=k) for one in (scores, scores.T)]
+        assert found[f"recall{k}_first_to_second"] == pytest.approx(ways[0])
+        assert found[f"recall{k}_second_to_first"] == pytest.approx(ways[1])
+        assert found[f"recall{k}"] == pytest.approx(sum(ways) / 2)
+    assert found["matching_accuracy"] == sw.matching_accuracy(z_a, z_b, similarity=similarity)
+    assert pair_retrieval(torch.ones(9, 2), torch.ones(9, 2))["recall1"] == 0, "equal is not found"
+
+
+def test_a_file_of_texts_from_the_command_line(tsv, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for seed in ("1", "2"):
+        main(["pretrain", "--method", "pairs", tsv.name, "--seed", seed, "--device", "cpu", *options(SMALL)])
+    said = capsys.readouterr().out
+    assert "mine: 270 pairs to train on, ids 270x" in said
+    assert "30 pairs to test on: held out, drawn by split_seed 0" in said
+    record = json.loads((tmp_path / "runs/mine/seed-1/record.json").read_text())
+    assert record["data"] == {"name": "mine", "train": 270, "test": 30}
+    assert record["final"]["recall1"] > 0.8
+    assert record["recipe"]["data"]["source"] == "mine.tsv"
+    assert f"recall1: {100 * record['final']['recall1']:.2f} %" in said
+    run = sw.load_run("runs/mine/seed-1")
+    assert run.recipe.data.source == str(tsv), "so that it is found from elsewhere"
+    assert run.encoder(torch.tensor([[3, 5, 0]])).shape == (1, 16)
+    main(["embed", "runs/mine/seed-1", tsv.name, "--out", "z.npy", "--device", "cpu"])
+    _, test = pair_data(run.recipe, None)
+    order = torch.randperm(300, generator=torch.Generator().manual_seed(0))[:30].sort().values.numpy()
+    z_a, z_b = (torch.from_numpy(np.load(f"z-{side}.npy")[order]) for side in ("first", "second"))
+    assert pair_retrieval(z_a, z_b) == record["final"]
+    for mine, theirs in zip(run.embed_pairs(test, device="cpu"), (z_a, z_b), strict=True):
+        torch.testing.assert_close(mine, theirs)
+    for words, message in (
+        (["embed", "runs/mine/seed-1", tsv.name, "--out", "z.parquet"], "expected a file that ends in .npy"),
+        (["embed", "runs/mine/seed-1", "digits", "--out", "z.npy"], "expected a run whose encoder takes images"),
+        (["export", "runs/mine/seed-1"], "expected a run whose encoder takes images"),
+        (["probe", "runs/mine/seed-1"], "expected images, got PairSet"),
+    ):
+        with pytest.raises(SystemExit, match=message):
+            main(words)
+    main(["report", "runs", "--out", "page"])
+    table = (tmp_path / "page/runs.csv").read_text()
+    assert "recall1," in table.splitlines()[0]
+    assert "matching accuracy" in table.splitlines()[0]
+
+
+def test_what_is_held_out_and_what_is_trained_on(tsv):
+    texts = tsv.read_text().splitlines()
+    recipe = RECIPE.changed({"data.source": str(tsv), "data.validation": 50, "data.split_seed": 3})
+    train, test = pair_data(recipe, None)
+    order = torch.randperm(300, generator=torch.Generator().manual_seed(3))
+    assert (len(train), len(test), test.split) == (250, 50, "validation")
+    whole = sw.data.load_pairs(tsv)
+    assert torch.equal(test.second.values, whole.second.values[order[:50].sort().values])
+    few, same = pair_data(recipe.changed({"data.instances": 100}), None)
+    assert torch.equal(few.first.values, train.first.values[:100])
+    assert torch.equal(same.first.values, test.first.values)
+    assert len(texts) == len(whole)
+    for changes, message in (
+        ({"data.validation": 300}, "expected validation below the 300 pairs, got 300"),
+        ({"data.instances": 251}, "expected instances of at most the 250 training pairs, got 251"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            pair_data(recipe.changed(changes), None)
+
+
+def test_a_stopped_run_ends_as_if_it_had_not(tsv, tmp_path, monkeypatch):
+    learn = {"method.learn_temperature": True, "terms": [{"term": "gap", "weight": 3.0}], "epochs": 2}
+    pretrain = partial(sw.pretrain, tsv, changes=SMALL | learn, device="cpu", resume=True)
+    whole = pretrain(out=tmp_path / "whole")
+    step = Engine.step
+
+    def stopping(engine):
+        step(engine)
+        if (engine.epoch, engine.step_in_epoch) == (1, 2):
+            import os
+            import signal
+
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Engine, "step", stopping)
+        with pytest.raises(Interrupted):
+            pretrain(out=tmp_path / "stopped")
+    found = pretrain(out=tmp_path / "stopped")
+    assert found.record["final"] == whole.record["final"]
+    mine, theirs = (checkpoint.load(tmp_path / name).tensors for name in ("whole", "stopped"))
+    assert mine.keys() == theirs.keys()
+    assert all(torch.equal(x, theirs[name]) for name, x in mine.items())
+    with pytest.raises(ValueError, match="expected the checkpoint .* data.ngrams"):
+        sw.pretrain(tsv, changes=SMALL | learn | {"data.ngrams": "2"}, out=tmp_path / "whole", resume=True)
+
+
+def test_pairs_from_python(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    hidden = torch.randn(200, 6)
+    sides = [Side((hidden @ torch.randn(6, width)).relu()) for width in (20, 30)]
+    pairs = PairSet("frozen", "train", *sides)
+    run = sw.pretrain(pairs, encoder="mlp", changes={"epochs": 20, "batch": 50}, device="cpu")
+    assert (run.folder.as_posix(), run.record["final"]["recall5"] > 0.8) == ("runs/frozen/seed-1", True)
+    assert run.recipe.data.source == "python:frozen"
+
+
+@pytest.mark.parametrize("first", ["ids", "features", "images"])
+def test_the_kinds_of_the_sides_choose_the_encoders(first, tmp_path):
+    sides = {"ids": Side(torch.ones(20, 3, dtype=torch.int32), 9), "features": Side(torch.randn(20, 4))}
+    sides["images"] = Side(torch.zeros(20, 3, 8, 8, dtype=torch.uint8))
+    wanted = {"ids": "bag", "features": "mlp", "images": "resnet18"}
+    for second, side in sides.items():
+        pairs = PairSet("any", "train", sides[first], side)
+        changes = {"epochs": 1, "batch": 8}
+        run = sw.pretrain(pairs, changes=changes, device="cpu", evaluate=False, out=tmp_path / second)
+        found = run.recipe
+        assert (found.encoder.name, (found.second_encoder or found.encoder).name) == (wanted[first], wanted[second])
+
+
+def test_features_from_the_command_line(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    hidden = torch.randn(200, 6)
+    for name, width in (("questions", 20), ("answers", 30)):
+        np.save(tmp_path / f"{name}.npy", (hidden @ torch.randn(6, width)).numpy())
+    command = ["pretrain", "--method", "pairs", "questions.npy", "--data.second", "answers.npy", "--device", "cpu"]
+    main([*command, "--epochs", "20", "--batch", "50", "--lr", "0.01"])
+    record = json.loads((tmp_path / "runs/questions/seed-1/record.json").read_text())
+    assert record["final"]["recall1"] > 0.8
+    assert (record["recipe"]["encoder"]["name"], record["recipe"]["method"]["head"]) == ("mlp", "none")
+    data = record["recipe"]["data"]
+    assert (data["source"], data["second"]) == ("questions.npy", "answers.npy"), "paths are private"
+
+
+def test_images_and_captions_from_the_command_line(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos").mkdir()
+    colours = {"red": (255, 0, 0), "green": (0, 255, 0), "blue": (0, 0, 255), "white": (255, 255, 255)}
+    lines = []
+    for k in range(40):
+        name, colour = list(colours.items())[k % 4]
+        Image.new("RGB", (8, 8), colour).save(tmp_path / "photos" / f"{k}.png")
+        lines.append(f"{k}.png\tit is {name}\n")
+    (tmp_path / "photos/captions.tsv").write_text("".join(lines))
+    main(["pretrain", "photos/captions.tsv", "--encoder", "conv4", "--epochs", "2", "--batch", "8", "--device", "cpu"])
+    said = capsys.readouterr().out
+    assert "photos: 36 pairs to train on, images 36x3x8x8 and ids 36x" in said
+    assert "8x8 pixels (height x width), as all of them are" in said
+    record = json.loads((tmp_path / "runs/photos/seed-1/record.json").read_text())
+    assert (record["data"]["test"], record["recipe"]["second_encoder"]["name"]) == (4, "bag")
+
+
+def test_few_pairs_and_no_evaluation(tmp_path):
+    pairs = PairSet("few", "train", *(Side(torch.randn(12, 4)) for _ in "ab"))
+    run = sw.pretrain(pairs, encoder="mlp", changes={"epochs": 1, "batch": 4}, device="cpu", out=tmp_path / "a")
+    assert run.record["final"] == {}, "one held out says nothing"
+    run = sw.pretrain(
+        pairs,
+        encoder="mlp",
+        changes={"epochs": 1, "batch": 4, "data.validation": 4},
+        evaluate=False,
+        out=tmp_path / "b",
+    )
+    assert (run.record["final"], run.record["data"]["train"]) == ({}, 8)
+
+
+def test_other_pairs_are_read_as_the_run_read_its_own(tmp_path):
+    (tmp_path / "multi30k").mkdir()
+    for language in ("en", "de"):
+        for split, count in (("train", 30), ("test_2016_flickr", 10)):
+            text = "".join(f"{language}{k} und {k % 7}\n" for k in range(count))
+            (tmp_path / "multi30k" / f"{split}.{language}").write_text(text)
+    changes = {"epochs": 1, "batch": 8, "data.vocabulary": 64, "data.ngrams": "2", "data.second": "de"}
+    run = sw.pretrain("multi30k", changes=changes, device="cpu", root=tmp_path, out=tmp_path / "run")
+    path = tmp_path / "own.tsv"
+    path.write_text("".join(f"en{k} und {k % 7}\tde{k} und {k % 7}\n" for k in range(10)))
+    _, test = pair_data(run.recipe, tmp_path)
+    for mine, theirs in zip(run.embed_pairs(path), run.embed_pairs(test), strict=True):
+        torch.testing.assert_close(mine, theirs)
+    with pytest.raises(ValueError, match="expected the data that .* was trained on .* second_shape differ"):
+        run.embed_pairs(PairSet("other", "all", test.first, Side(torch.randn(10, 3))))
+
+
+@pytest.mark.gpu
+def test_a_captured_step_on_a_gpu_is_the_same(tsv):
+    recipe = RECIPE.changed({"data.source": str(tsv)} | SMALL | {"method.learn_temperature": True})
+    train, _ = pair_data(recipe, None)
+    engines = [Engine(recipe, train, seed=1, device=torch.device("cuda"), capture=capture) for capture in (True, False)]
+    for engine in engines:
+        for epoch in range(2):
+            engine.begin(epoch)
+            for _ in range(engine.steps):
+                engine.step()
+    assert engines[0].means() == pytest.approx(engines[1].means(), rel=1e-4)
