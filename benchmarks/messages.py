@@ -38,9 +38,10 @@ from setwise.training.environment import environment
 ROOT = Path(__file__).parent.parent
 RESULTS, PAGE = ROOT / "results", ROOT / "docs" / "scale.md"
 LARGE = RESULTS / "bench-large-batches-h200.json"
+SYMMETRIC = "InfoNCE, symmetric"
 LOSSES = {
     "InfoNCE": lambda: sw.InfoNCE(),
-    "InfoNCE, symmetric": lambda: sw.InfoNCE(symmetric=True),
+    SYMMETRIC: lambda: sw.InfoNCE(symmetric=True),
     "NT-Xent": lambda: sw.NTXent(),
     "QARe": lambda: sw.QARe(),
     "NT-Xent + QARe": lambda: sw.SetContrastive(sw.NTXent(), beta=0.5),
@@ -151,15 +152,14 @@ def check(processes: int, folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
-# InfoNCE forward and backward on one H200, measured there. results/bench-large-batches-h200.json takes their place once
-# it exists: {"rows": [{"way", "n", "e", "ms", "mib"}, ...]} with these ways, read where e = 512. "mib"
-# is beyond inputs and gradients; "float16" needs it at two n, "stored" at its largest n. Of "qare", the term alone.
+# Forward and backward on one H200, measured there: what `python benchmarks/large_batches.py` writes, whose record takes
+# the place of these numbers once it is in results/. Only rows of 512 dimensions are read.
 MEASURED = [
-    {"way": "float16", "n": 65_536, "e": 512, "ms": 39.0, "mib": 199.0},
-    {"way": "float16", "n": 1_048_576, "e": 512, "ms": 9_900.0, "mib": 1_198.0},
-    {"way": "float32", "n": 65_536, "e": 512, "ms": 136.0},
-    {"way": "stored", "n": 65_536, "e": 512, "ms": 288.0, "mib": 33 * 1024.0},
-    {"way": "qare", "n": 1_048_576, "e": 512, "ms": 85.0},
+    {"loss": "float16", "n": 65_536, "width": 512, "ms": 39.0, "beyond_gradients": 199 * 2**20},
+    {"loss": "float16", "n": 1_048_576, "width": 512, "ms": 9_900.0, "beyond_gradients": 1_198 * 2**20},
+    {"loss": "float32", "n": 65_536, "width": 512, "ms": 136.0},
+    {"loss": "stored", "n": 65_536, "width": 512, "ms": 288.0, "beyond_gradients": 33 * 2**30},
+    {"loss": "qare", "n": 1_048_576, "width": 512, "ms": 85.0},
 ]
 # Data sheets, one way: NVLink, and a network adapter for each GPU. NCCL's collectives use all adapters of a machine;
 # a ring of messages in the order of the ranks crosses by one of them.
@@ -202,40 +202,44 @@ class Work(NamedTuple):
 WORKS = [
     *(Work(f"SimCLR, {encoder}", encoder, "NT-Xent", 1_281_167, 4096, 8, 128, (100,)) for encoder in PARAMETERS),
     *(
-        Work("CLIP, ViT-S/16", "ViT-S/16", "InfoNCE, symmetric", 400_000_000, batch, 256, 512, (1, 32), 2)
+        Work("CLIP, ViT-S/16", "ViT-S/16", SYMMETRIC, 400_000_000, batch, 256, 512, (1, 32), 2)
         for batch in (32_768, 1_048_576)
     ),
 ]
 
 
-def measured(way: str) -> list[Any]:
-    """Rows of that way, the largest batch last."""
+def measured(loss: str) -> list[Any]:
+    """Rows of that name, the largest batch last."""
     rows = json.loads(LARGE.read_text())["rows"] if LARGE.exists() else MEASURED
-    return sorted((row for row in rows if row["way"] == way and row["e"] == 512), key=lambda row: row["n"])
+    return sorted((row for row in rows if row["loss"] == loss and row["width"] == 512), key=lambda row: row["n"])
 
 
-def pace(way: str) -> float:
-    """Seconds for a score and a dimension, of the largest batch that was measured."""
-    row = measured(way)[-1]
-    return row["ms"] / 1e3 / (row["n"] ** 2 * row["e"])
+def pace(way: str, *, symmetric: bool) -> float:
+    """Seconds for a score and a dimension, of the largest batch that was measured.
+
+    Tiles have rows and columns of a symmetric loss in one pass. Stored scores are computed once for each.
+    """
+    both = measured(f"{way}, symmetric") if symmetric else []
+    row = (both or measured(way))[-1]
+    passes = 2 if symmetric and way == "stored" else 1
+    return passes * row["ms"] / 1e3 / (row["n"] ** 2 * row["width"])
 
 
 def loss_seconds(work: Work, way: str) -> float:
-    """Of a GPU. The ring has rows and columns of a symmetric loss in one pass; stored scores are computed twice."""
-    passes = 2 if way == "stored" and work.loss == "InfoNCE, symmetric" else 1
-    return passes * work.scores * work.e * pace(way)
+    """Of a GPU."""
+    return work.scores * work.e * pace(way, symmetric=work.loss == SYMMETRIC)
 
 
 def loss_bytes(work: Work, way: str) -> float:
     """Of a GPU's memory, beyond the gradients of its own rows."""
     if way == "stored":
         row = measured(way)[-1]  # two matrices of scores; a symmetric loss keeps one more
-        matrices = row["mib"] * 2**20 * work.scores / row["n"] ** 2 * (1.5 if work.loss == "InfoNCE, symmetric" else 1)
+        matrices = row["beyond_gradients"] * work.scores / row["n"] ** 2 * (1.5 if work.loss == SYMMETRIC else 1)
         return matrices + 2 * 4 * work.batch * work.e  # and both sets, which are gathered
     small, *_, large = measured("float16")  # a constant, and so much for each row
-    slope = (large["mib"] - small["mib"]) / (large["n"] - small["n"])
+    slope = (large["beyond_gradients"] - small["beyond_gradients"]) / (large["n"] - small["n"])
     rows = work.own * (2 if work.loss == "NT-Xent" else 1)
-    alone = (small["mib"] + slope * (rows - small["n"])) * 2**20 * PARTS[way]
+    alone = (small["beyond_gradients"] + slope * (rows - small["n"])) * PARTS[way]
     travelling = 2 * PARTS[way] * work.e + (8 * work.e if work.loss != "NT-Xent" else 0)  # a block, and two of sums
     return alone + rows * travelling
 
@@ -385,8 +389,8 @@ def images_of_a_core() -> float:
 def fewest_rows(way: str, speed: float) -> float:
     """Rows of a GPU from which on a symmetric InfoNCE computes for longer than its ring's messages travel."""
     n, e, gpus = 2**16, 512, 256
-    travels = sent("InfoNCE, symmetric", "ring", n, e, gpus).bytes(PARTS[way]) / speed
-    return n * travels / (n * n * gpus * e * pace(way))
+    travels = sent(SYMMETRIC, "ring", n, e, gpus).bytes(PARTS[way]) / speed
+    return n * travels / (n * n * gpus * e * pace(way, symmetric=True))
 
 
 def breaks_table() -> str:
@@ -435,8 +439,9 @@ def breaks_table() -> str:
         ],
         [
             "The loss takes longer than the encoder",
-            f"a batch of {rounded(1 / (pace('float32') * clip.e * rates[1]))}, or "
-            f"{rounded(1 / (pace('float16') * clip.e * rates[1]))} with float16, on any number of GPUs",
+            "a batch of {}, or {} with float16, on any number of GPUs".format(
+                *(rounded(1 / (pace(way, symmetric=True) * clip.e * rates[1])) for way in ("float32", "float16"))
+            ),
         ],
     ]
     return table(["what", "where it breaks"], rows).replace("---:", "---")
@@ -444,13 +449,13 @@ def breaks_table() -> str:
 
 def given() -> str:
     """What the tables are computed from, beside the formulas."""
-    rows = []
-    words = {"float32": "digits of float32", "float16": "float16 products", "stored": "stored scores", "qare": "QARe"}
-    for way, name in words.items():
-        for row in measured(way):
-            memory = f", {size(row['mib'] * 2**20)}" if "mib" in row else ""
-            source = f"`{LARGE.name}`" if LARGE.exists() else "`benchmarks/messages.py`"
-            rows.append([f"loss, N = {row['n']:,}, E = {row['e']}, {name}", f"{row['ms']:,.0f} ms{memory}", source])
+    rows, source = [], f"`{LARGE.name}`" if LARGE.exists() else "`benchmarks/messages.py`"
+    words = {"float32": "digits of float32", "float16": "float16 products"}
+    words |= {f"{way}, symmetric": f"{name}, symmetric" for way, name in words.items()}
+    for loss, name in (words | {"stored": "scores stored", "qare": "QARe"}).items():
+        for row in measured(loss):
+            memory = f", {size(row['beyond_gradients'])}" if "beyond_gradients" in row else ""
+            rows.append([f"loss, N = {row['n']:,}, E = {row['width']}, {name}", f"{row['ms']:,.0f} ms{memory}", source])
     for name, record in RECORDS.items():
         ways = read(f"bench-step-{record}-h200")["large"][record]["ways"]
         found = [ways[f"setwise, compiled{x}"] for x in ("", ", 4 parts")]
@@ -480,7 +485,7 @@ def most_items(work: Work) -> float:
 
 def most_stored(gpus: int) -> float:
     n = 2**16
-    work = Work("", "ViT-S/16", "InfoNCE, symmetric", 1, n * gpus, gpus, 512, ())
+    work = Work("", "ViT-S/16", SYMMETRIC, 1, n * gpus, gpus, 512, ())
     return n * gpus * math.sqrt(GPU_BYTES / loss_bytes(work, "stored"))
 
 
