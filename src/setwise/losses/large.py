@@ -221,6 +221,8 @@ def _gradients(
                 if not problem.same:
                     transposed = [part.mT for part in weights]
                     kernels.add_product(total_y[tile], transposed, x.values, fresh=not strip.start)
+                    del transposed
+                del weights  # before the next tile is made
         if not problem.same:
             behind.add([total_y])
     pulls = grads[1] if labels is None else grads[1][:0]
