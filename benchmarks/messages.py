@@ -335,7 +335,7 @@ def answer() -> str:
         f"{rounded(most_items(simclr))} items a GPU.",
         "Of the loss, the ring between machines breaks first: only from",
         f"{rounded(fewest_rows('float32', ADAPTER))} rows a GPU on can it hide its messages, and for the {clip.own}",
-        "rows of the smaller CLIP batch gathering is the better way.",
+        "rows of the smaller CLIP batch gathering is the better way, which setwise takes there.",
     ]
     return textwrap.fill(" ".join(sentences), 128, break_long_words=False, break_on_hyphens=False)
 
@@ -434,8 +434,8 @@ def breaks_table() -> str:
             f"The ring's {2 * (clip.gpus - 1)} hops take longer than the encoder",
             f"below {rounded(2 * (clip.gpus - 1) * HOP * rates[1])} pairs a GPU on {clip.gpus} GPUs at "
             f"{1e6 * HOP:.0f} µs a hop; with {clip.own} pairs, at "
-            f"{1e6 * clip.own / rates[1] / (2 * (clip.gpus - 1)):.0f} µs (setwise takes the ring from "
-            f"{structured.LARGE:,} scores a GPU on; these are {clip.scores:,})",
+            f"{1e6 * clip.own / rates[1] / (2 * (clip.gpus - 1)):.0f} µs (so with fewer than "
+            f"{structured.RING_ROWS:,} rows a GPU, setwise gathers)",
         ],
         [
             "The loss takes longer than the encoder",

@@ -221,7 +221,10 @@ def bitext(found: Found) -> str:
         recalls.setdefault(key, {})[run["seed"]] = 100 * run["final"]["recall1"]
     sizes, terms = sorted({key[1] for key in recalls}), ("qare", "gap", "structural-difference")
     parts = []
-    for stage, about in (("untuned", "Temperature 0.05, 20 epochs, nothing tuned"), ("tuned", "Each tuned in 24 trials")):
+    for stage, about in (
+        ("untuned", "Temperature 0.05, 20 epochs, nothing tuned"),
+        ("tuned", "Each tuned in 24 trials"),
+    ):
         rows: list[list[Cell]] = []
         gains = []
         for size in sizes:
@@ -231,7 +234,9 @@ def bitext(found: Found) -> str:
             rows.append([f"{size:,}", mean_std([*plain.values()]), *found_here])
         better, worse = sum(gain.low > 0 for gain in gains), sum(gain.high < 0 for gain in gains)
         largest = max(gains, key=lambda gain: gain.mean)
-        words = f"{about}: a term adds in {better} and takes in {worse} of {len(gains)} cases; at most {shown(largest)}."
+        words = (
+            f"{about}: a term adds in {better} and takes in {worse} of {len(gains)} cases; at most {shown(largest)}."
+        )
         columns = ("pairs", "InfoNCE, recall@1", "+ QARe", "+ alignment gap", "+ structural difference")
         parts += [text(words), markdown(columns, rows)]
     return "\n\n".join(parts)
