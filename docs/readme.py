@@ -28,7 +28,7 @@ from setwise.report.tables import Cell, Table, shown
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
-FILES = ("README.md", "docs/findings.md", "docs/how-to/choose-beta.md")
+FILES = ("README.md", "docs/findings.md", "docs/how-to/choose-beta.md", "docs/how-to/large-batches.md")
 PLACE = re.compile(r"(<!-- from results: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 WIDTH = 128
 BASES = ("simclr", "sparseclr")
@@ -120,6 +120,24 @@ def own_images() -> str:
         f"with 15 GB of images under a limit of 2 GiB of memory, at {100 * free / capped:.0f} % of that.",
     ]
     return " ".join(sentences)
+
+
+def large_batches(found: Found) -> str:
+    """Time, memory and error of losses of many rows."""
+    record = _bench("large-batches-h200")
+    errors: dict[tuple[str, int], list[float]] = {}
+    for one in record["errors"]:
+        errors.setdefault((one["loss"], one["n"]), []).append(one["error"])
+    columns = ("rows", "products, or what else", "time", "captured", "memory", "error")
+    rows: list[list[Cell]] = []
+    for one in record["rows"]:
+        captured = f"{one['captured_ms']:.2f} ms" if "captured_ms" in one else None
+        seconds = one["ms"] / 1e3
+        time = f"{seconds:.2f} s" if seconds >= 1 else f"{one['ms']:.{1 if one['ms'] > 10 else 2}f} ms"
+        found_errors = errors.get((one["loss"], one["n"]), [])
+        cells = (time, captured, f"{one['beyond_gradients'] / 2**20:,.0f} MiB")
+        rows.append([f"{one['n']:,}", one["loss"], *cells, " and ".join(f"{e:.0e}" for e in found_errors) or None])
+    return markdown(columns, rows) + f"\n\n{record['environment']['hardware']['name']}."
 
 
 def _bench(name: str) -> dict[str, Any]:
@@ -291,6 +309,7 @@ PLACES: dict[str, Callable[[Found], str]] = {
     "ablation": ablation,
     "tuned": tuned,
     "bitext": bitext,
+    "large-batches": large_batches,
     "spectrum": spectrum,
     "changes": changes,
     "missing": missing,
