@@ -115,16 +115,16 @@ def fast(found: Found) -> str:
     """The speeds that matter most, in three lines."""
     record, large = _bench("step-h200"), _bench("step-vit-s16-h200")["large"]["vit-s16"]["ways"]
     conv, deep = (record["encoders"][name] for name in ("conv4", "resnet32"))
-    rows = {one["loss"]: one for one in _bench("large-batches-h200")["rows"] if one["n"] == 65_536}
-    memory = {name: one["beyond_gradients"] for name, one in rows.items()}
+    rows = [one for one in _bench("large-batches-h200")["rows"] if one["n"] == 65_536]
+    ms, memory = ({one["loss"]: one[what] for one in rows} for what in ("ms", "beyond_gradients"))
     ours, theirs = (large[way]["images_per_second"] for way in ("setwise, compiled", "torch + torchvision"))
     lines = [
         f"A step of SimCLR + QARe, {conv['batch']} images × 2 views: {conv['setwise_ms']:.2f} ms with Conv-4, "
         f"{deep['setwise_ms']:.2f} ms with ResNet-32; a plain loop takes {conv['torchvision_ms']:.1f} and "
         f"{deep['torchvision_ms']:.1f} ms.",
         f"ViT-S/16 at 224 pixels: {ours:,.0f} images a second; the plain loop {theirs:,.0f}.",
-        f"InfoNCE of 65,536 rows: {rows['float16']['ms']:.0f} ms and {memory['float16'] / 2**20:.0f} MiB; with all scores "
-        f"{rows['stored']['ms']:.0f} ms and {memory['stored'] / 2**30:.0f} GiB, by inf_cl {rows['inf_cl']['ms']:.0f} ms.",
+        f"InfoNCE of 65,536 rows: {ms['float16']:.0f} ms and {memory['float16'] / 2**20:.0f} MiB; with all scores "
+        f"{ms['stored']:.0f} ms and {memory['stored'] / 2**30:.0f} GiB, by inf_cl {ms['inf_cl']:.0f} ms.",
     ]
     return "\n".join(f"- {line}" for line in lines) + "\n\n(One H200; [more](docs/overview.md#how-fast).)"
 
