@@ -96,8 +96,8 @@ def make_page(
     if gains:
         page.heading("Setting by setting")
     put(differences(groups))
-    if groups:
-        tables.append(settings(groups))  # a file; on the page, a table for each claim
+    if (every := settings(groups)).rows:
+        tables.append(every)  # a file; on the page, a table for each claim
     for table in by_claim(groups):
         if table.rows:
             table.onto(page)
