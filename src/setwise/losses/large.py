@@ -83,8 +83,8 @@ class _Ring:
         if group is not None:
             after, before = dist.get_global_rank(group, after), dist.get_global_rank(group, before)
         coming = [torch.empty_like(x) for x in tensors]
-        operations = [dist.P2POp(dist.isend, x, after, group) for x in tensors]
-        operations += [dist.P2POp(dist.irecv, x, before, group) for x in coming]
+        operations = [dist.P2POp(dist.isend, x, after, group) for x in tensors if x.numel()]
+        operations += [dist.P2POp(dist.irecv, x, before, group) for x in coming if x.numel()]
         return coming, dist.batch_isend_irecv(operations)
 
 
