@@ -30,6 +30,7 @@ __all__ = [
     "Processes",
     "QARe",
     "SetContrastive",
+    "Sets",
     "SparseCLR",
     "TripletMargin",
     "__version__",
