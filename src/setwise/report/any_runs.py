@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from setwise.report.tables import NOTE, Cell, Table, own_tables, shown
 
 FIRST = ("probe_accuracy", "held_out_accuracy", "test_accuracy", "recall1")  # the first that is there answers
 LABELS = ("about",)  # fields that decide nothing
+SHOWN = 4  # final numbers on the page, which is no wider; the files have all
 
 
 @dataclass(frozen=True)
@@ -160,7 +161,9 @@ def report_runs(places: Sequence[Path], out: Path, *, where: Sequence[str] = (),
         note = f"Differences in {measures[0].replace('_', ' ')}, seed by seed, with 95 % intervals."
         page.intervals(f"Against {label(groups[0], paths)}", _pictured(groups, paths, measures[0]), other="", note=note)
     tables = [table, *own_tables(runs)]
-    for one in tables:
+    few = groups_table(groups, paths, measures[:SHOWN])
+    more = f" runs.csv has {len(measures) - SHOWN} more numbers of each." if len(measures) > SHOWN else ""
+    for one in (replace(few, note=few.note + more), *tables[1:]):
         one.onto(page)
     page.heading("Learning curves")
     series = {label(group, paths): mean_curve(run.curve("loss") for run in group.runs) for group in groups}
