@@ -31,6 +31,7 @@ __all__ = [
     "Processes",
     "QARe",
     "SetContrastive",
+    "Sets",
     "SparseCLR",
     "TripletMargin",
     "__version__",

@@ -23,6 +23,7 @@ from setwise.losses.modules import NTXent as NTXent
 from setwise.losses.modules import QARe as QARe
 from setwise.losses.modules import SparseCLR as SparseCLR
 from setwise.losses.modules import TripletMargin as TripletMargin
+from setwise.losses.options import Sets as Sets
 from setwise.losses.parallel import Processes as Processes
 from setwise.losses.parallel import distributed as distributed
 from setwise.losses.presets import PRESETS as PRESETS

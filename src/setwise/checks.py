@@ -185,8 +185,11 @@ def check_same_kind(x: Tensor, name: str, other: Tensor, other_name: str) -> Non
         raise ValueError(f"expected {name} on device {other.device} like {other_name}, got {x.device}")
 
 
-def check_embeddings(z_a: Tensor, z_b: Tensor, extra: Tensor | None = None) -> None:
-    """Raise unless ``z_a``, ``z_b`` are [N, E] alike, N, E >= 1, and ``extra`` is [M, E] or [N, K, E] of their kind."""
+def check_embeddings(z_a: Tensor, z_b: Tensor, extra: Tensor | None = None, *, in_sets: bool = False) -> None:
+    """Raise unless ``z_a``, ``z_b`` are [N, E] alike, N, E >= 1, and ``extra`` is [M, E] or [N, K, E] of their kind.
+
+    ``in_sets``: only the sets of rows are known, and ``z_b`` may have another number of them.
+    """
     sets = [(z_a, "z_a", 1), (z_b, "z_b", 1)]
     if extra is not None:
         sets.append((extra, "extra_negatives", 0))
@@ -207,7 +210,9 @@ def check_embeddings(z_a: Tensor, z_b: Tensor, extra: Tensor | None = None) -> N
             )
         if z.shape[0] < least or z.shape[1] == 0:
             raise ValueError(f"expected {name} with at least one row and one column, got shape {tuple(z.shape)}")
-    if z_b.shape != z_a.shape or z_b.dtype != z_a.dtype or z_b.device != z_a.device:
+    if in_sets and z_b.shape[1] == z_a.shape[1]:
+        check_same_kind(z_b, "z_b", z_a, "z_a")
+    elif z_b.shape != z_a.shape or z_b.dtype != z_a.dtype or z_b.device != z_a.device:
         check_like(z_b, "z_b", z_a, "z_a")
     if extra is not None:
         check_same_kind(extra, "extra_negatives", z_a, "z_a")

@@ -45,6 +45,18 @@ class Labelled(nn.Module):
         return self.loss(z_a, z_b, labels=(2 * z_a[:, 0]).long(), **more)
 
 
+class InSets(nn.Module):
+    """A loss that knows only the sets, which reach over processes; here a row's set is made of the row."""
+
+    def __init__(self, loss: nn.Module, **known) -> None:
+        super().__init__()
+        self.loss, self.known = loss, known
+
+    def forward(self, z_a: Tensor, z_b: Tensor) -> Tensor:
+        sets = sw.Sets((z_a[:, 0] > 0).long(), z_b[:, 1].sign().long().clamp_min(0), **self.known)
+        return self.loss(z_a, z_b, sets=sets)
+
+
 LOSSES = {
     "infonce": lambda: sw.InfoNCE(temperature=0.3),
     "infonce-symmetric-blocks": lambda: sw.InfoNCE(temperature=0.3, symmetric=True, block_size=2),
@@ -73,6 +85,10 @@ LOSSES = {
     "labels-sparse-clr": lambda: Labelled(sw.SparseCLR()),
     "labels-set": lambda: Labelled(sw.SetContrastive(sw.NTXent(), beta=0.7), own=False),
     "labels-learned-infonce": lambda: Labelled(sw.InfoNCE(learned(), symmetric=True, block_size=2)),
+    "sets-infonce": lambda: InSets(sw.InfoNCE(learned(), symmetric=True, block_size=2)),
+    "sets-nt-xent-hard": lambda: InSets(sw.NTXent(), truth="hard", price=-0.2),
+    "sets-sparse-clr-one-to-one": lambda: InSets(sw.SparseCLR(), truth="one-to-one"),
+    "sets-set": lambda: InSets(sw.SetContrastive(sw.InfoNCE(0.3), beta=0.7), truth="one-to-one", price=0.1),
     "learned-infonce": lambda: sw.InfoNCE(learned(), symmetric=True, block_size=2),
     "learned-nt-xent": lambda: sw.NTXent(learned(), reduction="log-mean", clamp=0.1),
     "learned-sparse-clr": lambda: sw.SparseCLR(temperature=learned()),

@@ -21,6 +21,7 @@ from setwise.checks import (
     see,
 )
 from setwise.losses.modules import QARe, Views, mean_over_pairs, pairs_of
+from setwise.losses.options import KnownSets
 from setwise.similarity import SIMILARITIES
 
 
@@ -160,10 +161,11 @@ class SetContrastive(nn.Module):
         features: Sequence[Tensor] | None = None,
         labels: Tensor | None = None,
         extra_negatives: Tensor | None = None,
+        sets: KnownSets | None = None,
     ) -> dict[str, Tensor]:
         """The loss and its two parts before weighting, for logging: "loss", "pairwise", "regularizer".
 
-        ``labels`` and ``extra_negatives`` go to the pairwise loss.
+        ``labels``, ``extra_negatives`` and ``sets`` go to the pairwise loss.
         On a GPU the two parts run side by side: QARe's eigenvalues keep two of its many cores busy.
         """
         if features is not None or self.on == "features":
@@ -171,21 +173,23 @@ class SetContrastive(nn.Module):
         if z_b is None:
             pairs = pairs_of(z_a)
             seen = [None] * len(pairs) if features is None else pairs_of(features)
-            parts = [self.terms(*pair, sets, labels, extra_negatives) for pair, sets in zip(pairs, seen, strict=True)]
+            parts = [self.terms(*pair, x, labels, extra_negatives, sets) for pair, x in zip(pairs, seen, strict=True)]
             if len(parts) == 1:
                 return parts[0]
             return {name: torch.stack([part[name] for part in parts]).mean() for name in parts[0]}
         z_a = cast(Tensor, z_a)
-        sets = (z_a, z_b) if features is None else features
-        known = {} if labels is None else {"labels": labels}
+        seen_sets = (z_a, z_b) if features is None else features
+        known: dict[str, Any] = {} if labels is None else {"labels": labels}
         if extra_negatives is not None:
             known["extra_negatives"] = extra_negatives
+        if sets is not None:
+            known["sets"] = sets
         if known and not torch.compiler.is_compiling():
             _check_takes(self.pairwise, known)
         if isinstance(z_a, Tensor) and z_a.is_cuda and not torch.compiler.is_compiling():
             here, side = torch.cuda.current_stream(z_a.device), _side_stream(z_a.device)
             # Views taken here, so that gradients come back to this stream also where these are leaves.
-            views = [x.view_as(x) for x in sets]
+            views = [x.view_as(x) for x in seen_sets]
             side.wait_stream(here)
             with torch.cuda.stream(side):
                 regularizer = self.regularizer(*views)
@@ -193,7 +197,7 @@ class SetContrastive(nn.Module):
             here.wait_stream(side)
             regularizer.record_stream(here)
         else:
-            pairwise, regularizer = self.pairwise(z_a, z_b, **known), self.regularizer(*sets)
+            pairwise, regularizer = self.pairwise(z_a, z_b, **known), self.regularizer(*seen_sets)
         loss = self.alpha * pairwise + self.beta * regularizer
         if isinstance(loss, Tensor):
             if loss.ndim:
@@ -228,14 +232,16 @@ class SetContrastive(nn.Module):
         features: Sequence[Tensor] | None = None,
         labels: Tensor | None = None,
         extra_negatives: Tensor | None = None,
+        sets: KnownSets | None = None,
     ) -> Tensor:
         """The weighted sum for two views [N, E] of the same items, and their features [N, F] if it is on those.
 
         ``labels`` [N] go to the pairwise loss: items with one label are each other's partners. ``extra_negatives``
-        [M, E] or [N, K, E] do too; the regulariser has none, since they have no second view.
+        [M, E] or [N, K, E] do too; the regulariser has none, since they have no second view. So do ``sets``, where only
+        sets of rows are known to belong together.
         Of more views, ``loss([z_1, z_2, z_3])`` or a tensor [V, N, E]: the mean over every two of them.
         """
-        return self.terms(z_a, z_b, features, labels, extra_negatives)["loss"]
+        return self.terms(z_a, z_b, features, labels, extra_negatives, sets)["loss"]
 
     def extra_repr(self) -> str:
         """The two weights, and the parts that are functions, which no module shows as its."""

@@ -27,6 +27,10 @@ is taken off all of them. The gradient stays Y*(θ) - Y_gt. The sparse loss has 
 The entropic losses leave the constant Ω(Y_gt) = -log P out: they are the mean over the partners of -log p, which is
 SupCon's "out" form (Khosla et al. 2020), and at least log P. With all labels different nothing changes.
 
+``sets`` (sets_a [N], sets_b [M]), int64, say less: which rows of both sides are in sets that belong together, and not
+which row is whose partner. The losses of the grid take them. Both sides may then have different numbers of rows. See
+``setwise.losses.sets``.
+
 ``peers`` makes a loss that of the batches of many processes together, see ``setwise.losses.parallel``.
 """
 
@@ -42,9 +46,10 @@ from torch.nn.functional import softplus
 from setwise.assignment.smoothing import Mining, Smoothing
 from setwise.checks import check_matrix, check_overflow
 from setwise.kernels.scores import Products
-from setwise.losses.options import Reduction, Temperature, check_options, check_temperature, public, words_of
+from setwise.losses.options import KnownSets, Reduction, Temperature, check_options, check_temperature, public, words_of
 from setwise.losses.parallel import Processes
 from setwise.losses.set_level import qare, quadratic_assignment_loss
+from setwise.losses.sets import mean_of_partnered, set_assignment_loss, set_row_losses
 from setwise.losses.structured import all_losses, cross_losses, dense_scores, divide, structured_loss, take_margin
 from setwise.similarity import Similarity, full_precision
 
@@ -129,6 +134,7 @@ def assignment_loss(
     z_a: Tensor,
     z_b: Tensor,
     extra_negatives: Tensor | None = None,
+    sets: KnownSets | None = None,
     *,
     mining: Mining = "batch-hard",
     smoothing: Smoothing = "none",
@@ -149,6 +155,14 @@ def assignment_loss(
         >>> sw.functional.assignment_loss(a, b, mining="one-to-one")  # as sets they are matched right
         tensor(0.)
     """
+    if sets is not None:
+        cell = (similarity, smoothing, temperature, margin)
+        if mining == "one-to-one":
+            loss = set_assignment_loss(z_a, z_b, extra_negatives, sets, symmetric, *cell)
+            return _reduce(loss, (len(z_a) + len(z_b)) / 2 if symmetric else len(z_a), reduction, temperature)
+        rows, partnered = set_row_losses(z_a, z_b, extra_negatives, sets, symmetric, False, *cell)
+        mean = mean_of_partnered(rows, partnered)
+        return mean if reduction == "mean" else rows.sum() * temperature / (2 if symmetric else 1)
     partner = torch.arange(len(z_a), device=z_a.device)
     losses = []
     for anchors, others in [(z_a, z_b), (z_b, z_a)] if symmetric else [(z_a, z_b)]:
@@ -163,6 +177,7 @@ def info_nce(
     z_b: Tensor,
     extra_negatives: Tensor | None = None,
     labels: Tensor | None = None,
+    sets: KnownSets | None = None,
     *,
     temperature: Temperature = 0.05,
     similarity: Similarity = "cosine",
@@ -187,6 +202,10 @@ def info_nce(
         >>> sw.functional.info_nce(z, z, labels=torch.tensor([0, 0, 1, 1]), temperature=0.5)  # two partners each
         tensor(1.3408)
     """
+    if sets is not None:
+        more = (temperature, 0.0, None, block_size, peers)
+        found = set_row_losses(z_a, z_b, extra_negatives, sets, symmetric, False, similarity, "entropy", *more)
+        return mean_of_partnered(*found, peers)
     losses = cross_losses(
         *(z_a, z_b, extra_negatives, symmetric, similarity, "entropy", temperature),
         block_size=block_size,
@@ -203,6 +222,7 @@ def nt_xent(
     z_b: Tensor,
     extra_negatives: Tensor | None = None,
     labels: Tensor | None = None,
+    sets: KnownSets | None = None,
     *,
     temperature: Temperature = 0.5,
     reduction: Literal["mean", "log-mean"] = "mean",
@@ -224,6 +244,10 @@ def nt_xent(
         >>> sw.functional.nt_xent(z, z)  # log(1 + 6 / e²): six others beside the partner
         tensor(0.5944)
     """
+    if sets is not None:
+        more = (temperature, 0.0, clamp, block_size, peers)
+        found = set_row_losses(z_a, z_b, extra_negatives, sets, True, True, similarity, "entropy", *more)
+        return mean_of_partnered(*found, peers)
     losses = all_losses(
         *(z_a, z_b, extra_negatives, similarity, "entropy", temperature),
         clamp=clamp,
@@ -242,6 +266,7 @@ def sparse_clr(
     z_b: Tensor,
     extra_negatives: Tensor | None = None,
     labels: Tensor | None = None,
+    sets: KnownSets | None = None,
     *,
     margin: float = 1.0,
     candidates: Literal["all", "cross"] = "all",
@@ -264,6 +289,11 @@ def sparse_clr(
         >>> sw.functional.sparse_clr(z, z, margin=0.0), sw.functional.sparse_clr(z, z, margin=1.0)
         (tensor(0.), tensor(0.4286))
     """
+    if sets is not None:
+        every = candidates == "all"
+        more = (temperature, margin, clamp, block_size, peers)
+        found = set_row_losses(z_a, z_b, extra_negatives, sets, every, every, similarity, "sparse", *more)
+        return mean_of_partnered(*found, peers)
     options = (temperature, margin, clamp, block_size, peers, labels)
     if candidates == "all":
         losses = all_losses(z_a, z_b, extra_negatives, similarity, "sparse", *options)
@@ -277,6 +307,7 @@ def triplet_margin(
     z_a: Tensor,
     z_b: Tensor,
     extra_negatives: Tensor | None = None,
+    sets: KnownSets | None = None,
     *,
     margin: float = 0.5,
     similarity: Similarity = "euclidean",
@@ -295,6 +326,9 @@ def triplet_margin(
         >>> sw.functional.triplet_margin(z, z, margin=2.0)  # 2 - √2
         tensor(0.5858)
     """
+    if sets is not None:
+        found = set_row_losses(z_a, z_b, extra_negatives, sets, symmetric, False, similarity, "none", 1.0, margin)
+        return mean_of_partnered(*found)
     return cross_losses(z_a, z_b, extra_negatives, symmetric, similarity, "none", margin=margin).mean()
 
 
@@ -334,5 +368,5 @@ def nt_logistic(
     return torch.cat(losses).mean()
 
 
-def _reduce(loss: Tensor, rows: int, reduction: Reduction, temperature: Temperature) -> Tensor:
+def _reduce(loss: Tensor, rows: float, reduction: Reduction, temperature: Temperature) -> Tensor:
     return loss.sum() / rows if reduction == "mean" else loss.sum() * temperature

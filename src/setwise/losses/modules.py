@@ -15,7 +15,15 @@ from setwise.assignment.spectrum import Bound
 from setwise.checks import check_embeddings, check_overflow, plain
 from setwise.kernels.scores import Products
 from setwise.losses import functional
-from setwise.losses.options import Reduction, Temperature, check_extras, check_options, check_temperature
+from setwise.losses.options import (
+    KnownSets,
+    Reduction,
+    Temperature,
+    check_extras,
+    check_options,
+    check_sets,
+    check_temperature,
+)
 from setwise.losses.set_level import Spectrum, qare
 from setwise.similarity import Similarity
 
@@ -82,13 +90,17 @@ class _Loss(nn.Module):
         z_b: Tensor | None = None,
         extra_negatives: Tensor | None = None,
         labels: Tensor | None = None,
+        sets: KnownSets | None = None,
     ) -> Tensor:
         """Loss of two views [N, E] of the same items, with extra negatives [M, E] as further candidates.
 
         Extra negatives [N, K, E] are K of each item's own. ``labels`` [N], for ``InfoNCE``, ``NTXent`` and
-        ``SparseCLR``: items with one label are each other's partners, see ``functional``.
+        ``SparseCLR``: items with one label are each other's partners, see ``functional``. ``sets``
+        (sets_a, sets_b): only the sets of rows are known to belong together, see ``losses.sets``.
         Of more views, ``loss([z_1, z_2, z_3])`` or a tensor [V, N, E]: the mean over every two of them.
         """
+        if sets is not None:
+            self._check_sets(z_a, z_b, extra_negatives, labels, sets)
         if z_b is None:
             return mean_over_pairs(self, z_a, extra_negatives, labels)
         z_a = cast(Tensor, z_a)
@@ -97,7 +109,8 @@ class _Loss(nn.Module):
             raise ValueError(
                 f"expected no labels for {type(self).__name__}, got some; InfoNCE, NTXent and SparseCLR take them"
             )
-        check_embeddings(z_a, z_b, extra_negatives)
+        if sets is None:
+            check_embeddings(z_a, z_b, extra_negatives)
         if extra_negatives is not None or labels is not None:
             check_extras(z_a, extra_negatives, labels, options)
         if options.get("temperature", 1.0) is None:
@@ -106,7 +119,23 @@ class _Loss(nn.Module):
         extra = () if extra_negatives is None else (extra_negatives,)
         if labels is not None:
             options = {**options, "labels": labels}
+        if sets is not None:
+            options = {**options, "sets": sets}
         return check_overflow(self.function.__wrapped__(z_a, z_b, *extra, **options), "a loss")
+
+    def _check_sets(
+        self, z_a: Views, z_b: Tensor | None, extra: Tensor | None, labels: Tensor | None, sets: KnownSets
+    ) -> None:
+        """Raise unless this is a loss that takes these sets of these two sides."""
+        if not self.function.takes_sets:
+            raise ValueError(
+                f"expected no sets for {type(self).__name__}, got some; InfoNCE, NTXent, SparseCLR, TripletMargin and "
+                "AssignmentLoss take them"
+            )
+        if z_b is None:
+            raise ValueError("expected two sides with sets, got several views at once; loss(z_a, z_b, sets=...)")
+        check_embeddings(cast(Tensor, z_a), z_b, extra, in_sets=True)
+        check_sets(sets, cast(Tensor, z_a), z_b, extra, labels, self._options)
 
     def extra_repr(self) -> str:
         """The options, as they would be written."""

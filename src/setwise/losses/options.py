@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import wraps
-from inspect import signature
-from typing import Any, Literal, ParamSpec, cast, get_args, get_origin, get_type_hints
+from inspect import Parameter, signature
+from typing import Any, Literal, NamedTuple, ParamSpec, cast, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
@@ -31,6 +31,30 @@ from setwise.similarity import is_distance
 P = ParamSpec("P")
 Temperature = float | Tensor  # a tensor [] may be learned
 Reduction = Literal["mean", "sum"]
+Truth = Literal["same", "hard", "one-to-one"]
+
+
+class Sets(NamedTuple):
+    """What is known where only sets belong together: the id of every row's set, int64 [N] and [M].
+
+    Equal ids of both sides belong together. A plain pair ``(sets_a, sets_b)`` is the same with the other fields left
+    out. ``truth``: the maximum over what the sets allow. "same" is the loss's own. "hard" takes the best partner of
+    each row. "one-to-one" takes the best assignment inside every pair of sets.
+    ``price``: a row may stay alone, at a score of -price. See ``setwise.losses.sets``.
+
+    Examples:
+        >>> sets = sw.Sets(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 1]), truth="hard")
+        >>> sw.InfoNCE(0.5)(torch.eye(3), torch.eye(3), sets=sets)
+        tensor(0.9062)
+    """
+
+    a: Tensor
+    b: Tensor
+    truth: Truth = "same"
+    price: float | None = None
+
+
+KnownSets = Sets | tuple[Tensor, Tensor]
 
 
 def public(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
@@ -39,21 +63,26 @@ def public(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
     Modules check their options when they are made, and call ``__wrapped__``: the function itself.
     """
     allowed, defaults = words_of(function), function.__kwdefaults__ or {}
+    taken = signature(function).parameters
+    tensors = [name for name, one in taken.items() if one.kind is Parameter.POSITIONAL_OR_KEYWORD][2:]
 
     @wraps(function)
     def checked(z_a: Tensor, z_b: Tensor, *more: Any, **options: Any) -> Tensor:
         every = {**defaults, **options}
         check_options(every, allowed)
-        given = {**options, **dict(zip(("extra_negatives", "labels"), more, strict=False))}
-        extra, labels = given.get("extra_negatives"), given.get("labels")
-        check_embeddings(z_a, z_b, extra)
+        given = {**options, **dict(zip(tensors, more, strict=False))}
+        extra, labels, sets = given.get("extra_negatives"), given.get("labels"), given.get("sets")
+        check_embeddings(z_a, z_b, extra, in_sets=sets is not None)
         if extra is not None or labels is not None:
             check_extras(z_a, extra, labels, every)
+        if sets is not None:
+            check_sets(sets, z_a, z_b, extra, labels, every)
         check_temperature(every, z_a)
         return check_overflow(function(z_a, z_b, *more, **options), "a loss")  # type: ignore[arg-type]
 
     checked.allowed = allowed  # type: ignore[attr-defined] # for the modules
-    checked.takes_labels = "labels" in signature(function).parameters  # type: ignore[attr-defined] # for them too
+    checked.takes_labels = "labels" in taken  # type: ignore[attr-defined] # for them too
+    checked.takes_sets = "sets" in taken  # type: ignore[attr-defined]
     return cast(Callable[P, Tensor], checked)
 
 
@@ -106,6 +135,68 @@ def check_extras(z_a: Tensor, extra: Tensor | None, labels: Tensor | None, optio
     if options.get("reduction") == "log-mean":
         raise ValueError(
             'expected reduction="mean" with labels, got "log-mean", which is of the probability of one partner'
+        )
+
+
+def check_sets(
+    sets: KnownSets, z_a: Tensor, z_b: Tensor, extra: Tensor | None, labels: Tensor | None, options: Mapping[str, Any]
+) -> None:
+    """Raise unless ``sets`` are those of the rows of ``z_a`` and ``z_b``, and a loss with these options takes them."""
+    if not isinstance(sets, (tuple, list)) or len(sets) not in (2, 4):
+        raise ValueError(
+            f"expected sets to be a pair (sets_a, sets_b) of tensors, or sw.Sets(...), got {type(sets).__name__}"
+            f"{f' of {len(sets)}' if isinstance(sets, (tuple, list)) else ''}; give the ids of both sides"
+        )
+    known = Sets(*sets)
+    for ids, name, z, side in ((known.a, "sets_a", z_a, "z_a"), (known.b, "sets_b", z_b, "z_b")):
+        if not isinstance(ids, Tensor):
+            raise ValueError(
+                f"expected {name} to be a torch.Tensor, got {type(ids).__name__}; torch.as_tensor makes one"
+            )
+        if ids.dtype != torch.int64:
+            raise ValueError(f"expected {name} of dtype torch.int64, got {ids.dtype}; number the sets, .long()")
+        if ids.shape != z.shape[:1]:
+            raise ValueError(
+                f"expected {name} of shape ({len(z)},), the set of each row of {side}, got {tuple(ids.shape)}"
+            )
+        if ids.device != z.device:
+            raise ValueError(f"expected {name} on device {z.device} like {side}, got {ids.device}; move it with .to")
+    check_option(known.truth, get_args(Truth), "truth")
+    if known.price is not None:
+        check_number(known.price, "price")
+    if labels is not None:
+        raise ValueError("expected labels or sets, got both; give what is known: all partners, or only the sets")
+    if options.get("reduction") == "log-mean":
+        raise ValueError('expected reduction="mean" with sets, got "log-mean", which is of one known partner')
+    both = options.get("symmetric") or ("symmetric" not in options and options.get("candidates") != "cross")
+    if extra is not None and extra.ndim == 3 and both:
+        raise ValueError(
+            "expected extra_negatives of shape (K, E) where both sides choose among sets, got those of each row of "
+            f"z_a, {tuple(extra.shape)}; no row of z_b is known to be the same item"
+        )
+    if options.get("mining") == "one-to-one":
+        _check_assignment(known, z_a, z_b, options["smoothing"])
+
+
+def _check_assignment(sets: Sets, z_a: Tensor, z_b: Tensor, smoothing: str) -> None:
+    """Raise where one-to-one assignments of these sets have no form."""
+    if sets.truth == "hard":
+        raise ValueError(
+            'expected truth "same" or "one-to-one" with mining="one-to-one", got "hard": rows that each take the best '
+            "partner may take the same"
+        )
+    if sets.price is not None:
+        if smoothing in ("sinkhorn", "sparsemap"):
+            exact = {"sinkhorn": "entropy", "sparsemap": "sparse"}[smoothing]
+            raise ValueError(
+                f'expected smoothing "none" or {exact!r} for one-to-one assignments at a price, got {smoothing!r}; '
+                'mining="batch-hard" has a price too'
+            )
+        return
+    if smoothing != "none" and len(z_a) != len(z_b):
+        raise ValueError(
+            f"expected as many rows of both sides for one-to-one smoothing {smoothing!r}, got {len(z_a)} and "
+            f"{len(z_b)}; give a price for rows that stay alone: sets=sw.Sets(sets_a, sets_b, price=...)"
         )
 
 

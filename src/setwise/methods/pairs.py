@@ -102,7 +102,7 @@ class Pairs(Method):
     def compare(self, encoded: tuple[Tensor, ...], batch: Batch) -> dict[str, Tensor]:
         """The loss, its parts where it has them, and the temperature where it is learned."""
         z_a, z_b = self.embed(encoded)
-        known = {"labels": batch.labels} if self.labelled else {}
+        known: dict[str, Any] = {"labels": batch.labels} if self.labelled else {}
         if isinstance(self.loss, SetContrastive):
             terms = self.loss.terms(z_a, z_b, features=encoded if self.loss.on == "features" else None, **known)
         else:

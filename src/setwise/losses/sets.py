@@ -1,0 +1,288 @@
+r"""Losses where only sets are known to belong together: the truth is every assignment that the sets allow.
+
+With scores θ (larger is closer, in units of the temperature), assignments D, and T, those that pair no two rows of
+different sets,
+
+    L(θ) = max_{Y in D} {<θ, Y> - Ω(Y)} - max_{Y in D ∩ T} {<θ, Y> - Ω(Y)}  >=  0,      gradient: Y*_D(θ) - Y*_T(θ)
+
+With one admissible partner the second maximum is <θ, Y_gt> - Ω(Y_gt), and this is the loss of ``structured``. Row-wise
+and entropic it is MIL-NCE (Miech et al. 2020): -log of the probability that a row gives to its whole set,
+
+    mean_i -log (Σ_{j in the set of i} exp θ_ij / Σ_j exp θ_ij)
+
+The margin is taken off every admissible pair. The candidates of a row are the rows of the other side. Where all views
+compete (``NTXent``, ``SparseCLR``) they are also the other rows of its own side. Those are negatives, also where they
+are of its own set: a set holds different items, so a partner is on the other side.
+
+A row whose set has no row on the other side is a negative for others and has no term of its own. ``Sets.price`` gives
+it one: every row may stay alone, at a score of -price, in units of the similarity. Of cosines, of which alike items
+have large ones, a price is often below 0: at -0.3 a row stays alone where no partner has a cosine above 0.3.
+
+``Sets.truth`` chooses another second maximum, one that takes a single partner. The loss is then that of ``structured``
+against that partner. "hard": the best admissible one of each row. "one-to-one": the best assignment inside every pair
+of sets. Where the two are of unequal sizes it matches the smaller one whole, and the rows left over have no partner.
+Early in training both choose by chance and then confirm their choice. So begin with "same".
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+from torch.utils.checkpoint import checkpoint
+
+from setwise.assignment.linear import solve_linear
+from setwise.assignment.smoothing import Maximum, Smoothing, best_assignment, best_partial, best_rows
+from setwise.checks import one_derivative
+from setwise.losses.options import KnownSets, Sets, Temperature
+from setwise.losses.parallel import Processes
+from setwise.losses.structured import beside, dense_scores, shared_temperature, split_negatives, take_margin
+from setwise.similarity import Similarity, prepare, prepared_scores
+
+
+class _DifferenceOfMaxima(torch.autograd.Function):
+    """max over all assignments - max over admissible ones [N, M], whose gradient is the difference of the argmaxes.
+
+    ``single``: the admissible pairs are one assignment.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        theta: Tensor,
+        admissible: Tensor,
+        solve: Callable[..., Maximum],
+        smoothing: Smoothing,
+        single: bool = False,
+    ) -> Tensor:
+        best = solve(theta, smoothing=smoothing)
+        if single:
+            true = Maximum(theta[admissible].sum() - best.truth, admissible.to(theta.dtype), best.truth)
+        else:
+            true = solve(theta.masked_fill(~admissible, -math.inf), smoothing=smoothing)
+        if not (best.converged and true.converged):
+            warnings.warn(f"the {smoothing!r} solver stopped at its limit; the loss is approximate", stacklevel=2)
+        ctx.save_for_backward(best.argmax.sub_(true.argmax))
+        loss = best.value - true.value
+        return loss + (loss - loss)  # of an infinite score: NaN, not inf
+
+    @staticmethod
+    @one_derivative
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (difference,) = ctx.saved_tensors
+        return difference * grad.unsqueeze(-1), None, None, None, None
+
+
+# Losses of rows [N] or of the whole assignment [], by (θ, admissible, maximum, smoothing, single).
+difference_of_maxima: Callable[..., Tensor] = _DifferenceOfMaxima.apply
+
+
+def _row_losses(
+    anchors: Tensor,
+    candidates: Tensor,
+    ids: Tensor,
+    others: Tensor,
+    itself: int | None,
+    hard: bool,
+    price: float | None,
+    similarity: Similarity,
+    smoothing: Smoothing,
+    temperature: Temperature,
+    margin: float,
+    clamp: float | None,
+    block_size: int | None,
+    own: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """The loss of each anchor [R] among prepared candidates [C, E], and whether it has a partner [R]; 0 where not.
+
+    ``ids`` [R]: of the anchors. ``others``: of the first candidates; where both are equal the pair is admissible.
+    The other arguments are those of ``structured.row_losses``.
+    """
+    if block_size is not None and block_size < len(anchors):
+        parts = [
+            checkpoint(
+                _row_losses,
+                anchors[start : start + block_size],
+                candidates,
+                ids[start : start + block_size],
+                others,
+                None if itself is None else itself + start,
+                *(hard, price, similarity, smoothing, temperature, margin, clamp, None),
+                None if own is None else own[start : start + block_size],
+                use_reentrant=False,
+                preserve_rng_state=False,
+            )
+            for start in range(0, len(anchors), block_size)
+        ]
+        return torch.cat([one for one, _ in parts]), torch.cat([one for _, one in parts])
+    scale = 1.0 if isinstance(temperature, Tensor) else 1 / temperature
+    theta = prepared_scores(anchors, candidates, similarity=similarity, scale=scale)
+    if own is not None:
+        theta = beside(theta, anchors, own, similarity, scale)
+    if clamp is not None:
+        theta = theta.clamp_min(clamp * scale)
+    admissible = pad(ids[:, None] == others, (0, theta.shape[1] - len(others)))
+    if price is not None:  # staying alone is the last column
+        theta, admissible = pad(theta, (0, 1), value=-price * scale), pad(admissible, (0, 1), value=True)
+    if hard:
+        best = theta.detach().masked_fill(~admissible, -math.inf).argmax(1, keepdim=True)
+        admissible = torch.zeros_like(admissible).scatter_(1, best, admissible.gather(1, best))
+    if margin:
+        take_margin(theta, admissible, margin * scale)
+    if isinstance(temperature, Tensor):
+        theta = theta / temperature
+    if itself is not None:
+        with torch.no_grad():  # no gradient flows into an entry that is never chosen
+            theta.diagonal(itself).fill_(-math.inf)
+    partnered = admissible.any(1)
+    admissible = admissible | ~partnered[:, None]  # both maxima are then the same: exactly 0, and no gradient
+    return difference_of_maxima(theta, admissible, best_rows, smoothing), partnered
+
+
+def set_row_losses(
+    z_a: Tensor,
+    z_b: Tensor,
+    extra: Tensor | None,
+    sets: KnownSets,
+    symmetric: bool,
+    own_side: bool,
+    similarity: Similarity,
+    smoothing: Smoothing,
+    temperature: Temperature = 1.0,
+    margin: float = 0.0,
+    clamp: float | None = None,
+    block_size: int | None = None,
+    processes: Processes | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Row losses of z_a among z_b and the extra negatives [N], and which rows have a partner [N]. All processes'.
+
+    ``symmetric``: those of z_b among z_a too, [N + M]. ``own_side``: each row competes with the others of its own side.
+    """
+    known = Sets(*sets)
+    shared, own = (None, None) if extra is None else split_negatives(extra)
+    if processes is not None:
+        temperature = shared_temperature(processes, z_a, shared, temperature)
+        processes.check_equal_parts(z_b)
+    if own is not None:
+        (own,) = prepare(own, similarity=similarity)
+    every_a, every_b, ids_a, ids_b = (x if processes is None else processes.gather(x) for x in (z_a, z_b, *known[:2]))
+    of_a, of_b = known.a, known.b
+    if known.truth == "one-to-one":  # the number of the partner is then what has to be equal
+        partner_a, partner_b = partners_inside(every_a, every_b, ids_a, ids_b, similarity, known.price)
+        rank = 0 if processes is None else processes.rank
+        of_a, of_b = partner_a[rank * len(z_a) :][: len(z_a)], partner_b[rank * len(z_b) :][: len(z_b)]
+        ids_a, ids_b = (torch.arange(len(z), device=z.device) for z in (every_a, every_b))
+    sides = [(z_a, every_b, every_a, of_a, ids_b), (z_b, every_a, every_b, of_b, ids_a)]
+    losses, partnered = [], []
+    for anchors, others, rest, ids, other_ids in sides if symmetric or own_side else sides[:1]:
+        parts = [others, *([rest] if own_side else []), *([] if shared is None else [shared])]
+        x, y = prepare(anchors, torch.cat(parts) if parts[1:] else others, similarity=similarity)
+        itself = len(others) + (0 if processes is None else processes.rank * len(anchors)) if own_side else None
+        options = (similarity, smoothing, temperature, margin, clamp, block_size)
+        found = _row_losses(x, y, ids, other_ids, itself, known.truth != "same", known.price, *options, own)
+        losses.append(found[0])
+        partnered.append(found[1])
+    both = torch.cat(losses), torch.cat(partnered)
+    return both if processes is None else (processes.gather(both[0]), processes.gather(both[1]))
+
+
+def mean_of_partnered(losses: Tensor, partnered: Tensor, processes: Processes | None = None) -> Tensor:
+    """The mean over the rows that have a partner; on the CPU raise where none has."""
+    count = partnered.sum()
+    if losses.device.type == "cpu" and not torch.compiler.is_compiling() and not count:
+        raise ValueError(
+            "expected a set with rows on both sides, got none: no row has a partner; number the sets of both sides "
+            "alike, or give a price for rows that stay alone: sets=sw.Sets(sets_a, sets_b, price=...)"
+        )
+    loss = losses.sum() / count.clamp_min(1)
+    return loss if processes is None else processes.finish(loss)
+
+
+def set_assignment_loss(
+    z_a: Tensor,
+    z_b: Tensor,
+    extra: Tensor | None,
+    sets: KnownSets,
+    symmetric: bool,
+    similarity: Similarity,
+    smoothing: Smoothing,
+    temperature: Temperature,
+    margin: float,
+) -> Tensor:
+    """The one-to-one loss of the rows of z_a among z_b and the extra negatives, []; symmetric: the mean of both ways.
+
+    With a price D holds the assignments that leave rows alone. Adding the price to every score, such a row scores 0.
+    """
+    known = Sets(*sets)
+    admissible = known.a[:, None] == known.b
+    if known.price is None:
+        for allowed in (admissible, admissible.mT)[: 2 if symmetric else 1]:
+            _check_admissible(allowed)
+    if known.truth == "one-to-one":
+        partner, _ = partners_inside(z_a, z_b, known.a, known.b, similarity, known.price)
+        admissible = partner[:, None] == torch.arange(len(z_b), device=z_b.device)
+    losses = []
+    for x, y, allowed in [(z_a, z_b, admissible), (z_b, z_a, admissible.mT)][: 2 if symmetric else 1]:
+        allowed = allowed if extra is None else pad(allowed, (0, len(extra)))
+        theta = dense_scores(x, y, extra, allowed, similarity, temperature, margin)
+        solve = best_assignment if known.price is None else best_partial
+        if known.price is not None:
+            theta = theta + known.price / temperature
+        losses.append(difference_of_maxima(theta, allowed, solve, smoothing, known.truth == "one-to-one"))
+    return torch.stack(losses).mean()
+
+
+def _check_admissible(allowed: Tensor) -> None:
+    """On the CPU raise unless every row can have an admissible column of its own. Columns of one set are equal."""
+    if allowed.device.type != "cpu" or torch.compiler.is_compiling():
+        return
+    rivals = torch.where(allowed, allowed.sum(0), 0).amax(1)  # rows of the same set
+    short = (rivals > allowed.sum(1)) | (rivals == 0)
+    if short.any():
+        row = int(short.nonzero()[0])
+        raise ValueError(
+            f"expected a partner for every row in its set, got row {row} whose set has {int(rivals[row]) or 'some'} "
+            f"rows on its side and {int(allowed[row].sum())} on the other; give a price for rows that stay alone: "
+            "sets=sw.Sets(sets_a, sets_b, price=...)"
+        )
+
+
+@torch.no_grad()
+def partners_inside(
+    z_a: Tensor, z_b: Tensor, ids_a: Tensor, ids_b: Tensor, similarity: Similarity, price: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """The best one-to-one assignment inside every pair of sets: the partner of each row [N], [M], or -1 for none.
+
+    Without a ``price`` the smaller side of a pair is matched whole. With one, only pairs with a score above -price are.
+    Solved on the CPU, set by set.
+    """
+    x, y = (z.cpu() for z in prepare(z_a, z_b, similarity=similarity))
+    to_b, to_a = (torch.full((len(z),), -1, device="cpu") for z in (x, y))
+    rows, columns = _members(ids_a), _members(ids_b)
+    for one in rows.keys() & columns.keys():
+        i, j = rows[one], columns[one]
+        scores = prepared_scores(x[i], y[j], similarity=similarity)
+        if price is not None:
+            scores = (scores + price).clamp_min_(0)
+        row = torch.arange(min(scores.shape), device="cpu")
+        if len(i) <= len(j):
+            column = solve_linear(scores, maximize=True)
+        else:
+            row, column = solve_linear(scores.mT, maximize=True), row
+        if price is not None:
+            worth = scores[row, column] > 0
+            row, column = row[worth], column[worth]
+        to_b[i[row]], to_a[j[column]] = j[column], i[row]
+    return to_b.to(z_a.device), to_a.to(z_b.device)
+
+
+def _members(ids: Tensor) -> dict[int, Tensor]:
+    """The rows of every set, by its id."""
+    ids, order = ids.cpu().sort(stable=True)
+    found, counts = torch.unique_consecutive(ids, return_counts=True)
+    return dict(zip(found.tolist(), torch.split(order, counts.tolist()), strict=True))
