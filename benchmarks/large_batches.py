@@ -128,17 +128,24 @@ def main() -> None:
     published = inf_cl()
     others = {} if published is None else {"inf_cl": published}
     keep_all = {"stored": stored(sw.InfoNCE(TEMPERATURE))}
-    rows = [measure(name, loss, 4096, 128, repeats=50, graph=True) for name, loss in (ours | keep_all).items()]
+    record: dict[str, Any] = {"environment": environment(torch.device("cuda")), "rows": [], "errors": []}
+
+    def keep(kind: str, row: dict[str, Any]) -> None:
+        record[kind].append(row)
+        if arguments.out:
+            arguments.out.write_text(json.dumps(record, indent=1) + "\n")
+
+    for name, loss in (ours | keep_all).items():
+        keep("rows", measure(name, loss, 4096, 128, repeats=50, graph=True))
     blocks = {"blocks of 1,024": sw.InfoNCE(TEMPERATURE, block_size=1024)}
-    every = ours | both | others | keep_all | blocks
-    rows += [measure(name, loss, 65_536, 512, repeats=5) for name, loss in every.items()]
-    errors = [error(name, loss, 65_536, 512, noise) for noise in (1.0, 0.1) for name, loss in (ours | others).items()]
-    rows.append(measure("qare", sw.QARe(), arguments.largest, 512, repeats=3))
-    large = {"float16": ours["float16"], "float16 + qare": sw.SetContrastive(ours["float16"], beta=0.5)}
-    rows += [measure(name, loss, arguments.largest, 512, repeats=1) for name, loss in large.items()]
-    if arguments.out:
-        record = {"environment": environment(torch.device("cuda")), "rows": rows, "errors": errors}
-        arguments.out.write_text(json.dumps(record, indent=1) + "\n")
+    for name, loss in (ours | both | others | keep_all | blocks).items():
+        keep("rows", measure(name, loss, 65_536, 512, repeats=5))
+    for noise in (1.0, 0.1):
+        for name, loss in (ours | others).items():
+            keep("errors", error(name, loss, 65_536, 512, noise))
+    large = {"float16 + qare": sw.SetContrastive(ours["float16"], beta=0.5), "float16": ours["float16"]}
+    for name, loss in ({"qare": sw.QARe()} | large).items():
+        keep("rows", measure(name, loss, arguments.largest, 512, repeats=1))
 
 
 if __name__ == "__main__":

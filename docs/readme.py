@@ -23,12 +23,18 @@ from setwise.paper.recipes import FORMS, MATCHING_LOSSES
 from setwise.paper.spectra import looks_table
 from setwise.paper.tables import changes_table, paper_gain, paper_number
 from setwise.paper.tuned import settings, trials_table, tuned_answer, tuned_table
-from setwise.records.statistics import mean_std, paired_difference
+from setwise.records.statistics import PairedDifference, mean_std, paired_difference
 from setwise.report.tables import Cell, Table, shown
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
-FILES = ("README.md", "docs/findings.md", "docs/how-to/choose-beta.md")
+FILES = (
+    "README.md",
+    "docs/findings.md",
+    "docs/how-to/choose-beta.md",
+    "docs/how-to/large-batches.md",
+    "docs/overview.md",
+)
 PLACE = re.compile(r"(<!-- from results: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 WIDTH = 128
 BASES = ("simclr", "sparseclr")
@@ -51,6 +57,25 @@ def picked(table: Table | None, *columns: str) -> list[list[Cell]]:
 def text(*sentences: str) -> str:
     """A paragraph."""
     return textwrap.fill(" ".join(filter(None, sentences)), WIDTH, break_long_words=False, break_on_hyphens=False)
+
+
+def short_answer(found: Found) -> str:
+    """Whether a set-level term helps, in three lines: as the paper has it, tuned on images, tuned on sentences."""
+    images = [
+        f"{shown(gain)} points on {setting.title}"
+        for setting in settings(collect(RESULTS)[0], found)
+        for one in setting.objectives
+        if one.term == "qare" and (gain := setting.difference(one))
+    ]
+    better, worse, cases, _ = tally("tuned")
+    lines = [
+        f"Added to recipes that nobody tuned, QARe helps: **{counted(CLAIMS['helps'].answers(found))}**.",
+        f"Where SimCLR and SimCLR + QARe are tuned alike, QARe adds {' and '.join(images)}.",
+        f"On pairs of sentences a term adds up to {shown(tally('untuned')[3])} where nobody tuned the temperature. "
+        f"After tuning it adds in {better} of {cases} cases and takes in {worse}: it mostly buys "
+        "[not having to tune](docs/how-to/choose-beta.md#temperature).",
+    ]
+    return "\n".join(f"- {line}" for line in lines)
 
 
 def answer(found: Found) -> str:
@@ -84,6 +109,24 @@ def _gains(found: Found, some: Found, bases: Sequence[str]) -> str:
             cells[row.base] = ", ".join(filter(None, (words, more[0]))) + f" {more[1]}".rstrip()
         rows.append([group.setting, *cells.values()])
     return markdown(["QARe adds", *(f"to {word(base)}" for base in bases)], rows)
+
+
+def fast(found: Found) -> str:
+    """The speeds that matter most, in three lines."""
+    record, large = _bench("step-h200"), _bench("step-vit-s16-h200")["large"]["vit-s16"]["ways"]
+    conv, deep = (record["encoders"][name] for name in ("conv4", "resnet32"))
+    rows = [one for one in _bench("large-batches-h200")["rows"] if one["n"] == 65_536]
+    ms, memory = ({one["loss"]: one[what] for one in rows} for what in ("ms", "beyond_gradients"))
+    ours, theirs = (large[way]["images_per_second"] for way in ("setwise, compiled", "torch + torchvision"))
+    lines = [
+        f"A step of SimCLR + QARe, {conv['batch']} images × 2 views: {conv['setwise_ms']:.2f} ms with Conv-4, "
+        f"{deep['setwise_ms']:.2f} ms with ResNet-32; a plain loop takes {conv['torchvision_ms']:.1f} and "
+        f"{deep['torchvision_ms']:.1f} ms.",
+        f"ViT-S/16 at 224 pixels: {ours:,.0f} images a second; the plain loop {theirs:,.0f}.",
+        f"InfoNCE of 65,536 rows: {ms['float16']:.0f} ms and {memory['float16'] / 2**20:.0f} MiB; with all scores "
+        f"{ms['stored']:.0f} ms and {memory['stored'] / 2**30:.0f} GiB, by inf_cl {ms['inf_cl']:.0f} ms.",
+    ]
+    return "\n".join(f"- {line}" for line in lines) + "\n\n(One H200; [more](docs/overview.md#how-fast).)"
 
 
 def speed(found: Found) -> str:
@@ -120,6 +163,24 @@ def own_images() -> str:
         f"with 15 GB of images under a limit of 2 GiB of memory, at {100 * free / capped:.0f} % of that.",
     ]
     return " ".join(sentences)
+
+
+def large_batches(found: Found) -> str:
+    """Time, memory and error of losses of many rows."""
+    record = _bench("large-batches-h200")
+    errors: dict[tuple[str, int], list[float]] = {}
+    for one in record["errors"]:
+        errors.setdefault((one["loss"], one["n"]), []).append(one["error"])
+    columns = ("rows", "products, or what else", "time", "captured", "memory", "error")
+    rows: list[list[Cell]] = []
+    for one in record["rows"]:
+        captured = f"{one['captured_ms']:.2f} ms" if "captured_ms" in one else None
+        seconds = one["ms"] / 1e3
+        time = f"{seconds:.2f} s" if seconds >= 1 else f"{one['ms']:.{1 if one['ms'] > 10 else 2}f} ms"
+        found_errors = errors.get((one["loss"], one["n"]), [])
+        cells = (time, captured, f"{one['beyond_gradients'] / 2**20:,.0f} MiB")
+        rows.append([f"{one['n']:,}", one["loss"], *cells, " and ".join(f"{e:.0e}" for e in found_errors) or None])
+    return markdown(columns, rows) + f"\n\n{record['environment']['hardware']['name']}."
 
 
 def _bench(name: str) -> dict[str, Any]:
@@ -213,26 +274,48 @@ def tuned(found: Found) -> str:
     return "\n\n".join(parts) or "Not run yet: `setwise reproduce tuning` makes the trials."
 
 
-def bitext(found: Found) -> str:
-    """What set-level terms add to InfoNCE on pairs of sentences, untuned and tuned: benchmarks/multi30k.py's study."""
+BITEXT_TERMS = ("qare", "gap", "structural-difference")
+
+
+def recalls_of_pairs() -> dict[tuple[str, int, str], dict[int, float]]:
+    """Recall@1 in per cent by seed, of each (stage, number of pairs, term) of benchmarks/multi30k.py's study."""
     recalls: dict[tuple[str, int, str], dict[int, float]] = {}
     for run in json.loads((RESULTS / "multi30k.json").read_text()).values():
         key = run["stage"], run["pairs"], run["term"]
         recalls.setdefault(key, {})[run["seed"]] = 100 * run["final"]["recall1"]
-    sizes, terms = sorted({key[1] for key in recalls}), ("qare", "gap", "structural-difference")
-    parts = []
-    for stage, about in (("untuned", "Temperature 0.05, 20 epochs, nothing tuned"), ("tuned", "Each tuned in 24 trials")):
-        rows: list[list[Cell]] = []
-        gains = []
-        for size in sizes:
-            plain = recalls[stage, size, "plain"]
-            found_here = [paired_difference(recalls[stage, size, term], plain) for term in terms]
-            gains += [gain for gain in found_here if gain is not None]
-            rows.append([f"{size:,}", mean_std([*plain.values()]), *found_here])
-        better, worse = sum(gain.low > 0 for gain in gains), sum(gain.high < 0 for gain in gains)
-        largest = max(gains, key=lambda gain: gain.mean)
-        words = f"{about}: a term adds in {better} and takes in {worse} of {len(gains)} cases; at most {shown(largest)}."
-        columns = ("pairs", "InfoNCE, recall@1", "+ QARe", "+ alignment gap", "+ structural difference")
+    return recalls
+
+
+def gains_of_terms(stage: str) -> dict[int, list[PairedDifference]]:
+    """What each term adds, by the number of pairs."""
+    recalls = recalls_of_pairs()
+    sizes = sorted({key[1] for key in recalls})
+    found = {
+        size: [paired_difference(recalls[stage, size, term], recalls[stage, size, "plain"]) for term in BITEXT_TERMS]
+        for size in sizes
+    }
+    return {size: [gain for gain in gains if gain is not None] for size, gains in found.items()}
+
+
+def tally(stage: str) -> tuple[int, int, int, PairedDifference]:
+    """In how many cases a term adds, in how many it takes, of how many; and the largest gain."""
+    gains = [gain for some in gains_of_terms(stage).values() for gain in some]
+    better, worse = sum((gain.low or 0) > 0 for gain in gains), sum((gain.high or 0) < 0 for gain in gains)
+    return better, worse, len(gains), max(gains, key=lambda gain: gain.mean)
+
+
+def bitext(found: Found) -> str:
+    """What set-level terms add to InfoNCE on pairs of sentences, untuned and tuned."""
+    recalls, parts = recalls_of_pairs(), []
+    stages = {"untuned": "Temperature 0.05, 20 epochs, nothing tuned", "tuned": "Each tuned in 24 trials"}
+    columns = ("pairs", "InfoNCE, recall@1", "+ QARe", "+ alignment gap", "+ structural difference")
+    for stage, about in stages.items():
+        better, worse, cases, largest = tally(stage)
+        words = f"{about}: a term adds in {better} and takes in {worse} of {cases} cases; at most {shown(largest)}."
+        rows: list[list[Cell]] = [
+            [f"{size:,}", mean_std([*recalls[stage, size, "plain"].values()]), *gains]
+            for size, gains in gains_of_terms(stage).items()
+        ]
         parts += [text(words), markdown(columns, rows)]
     return "\n\n".join(parts)
 
@@ -274,7 +357,9 @@ def safe(found: Found) -> str:
 
 
 PLACES: dict[str, Callable[[Found], str]] = {
+    "short-answer": short_answer,
     "answer": answer,
+    "fast": fast,
     "speed": speed,
     "counts": counts,
     "claims": all_claims,
@@ -286,6 +371,7 @@ PLACES: dict[str, Callable[[Found], str]] = {
     "ablation": ablation,
     "tuned": tuned,
     "bitext": bitext,
+    "large-batches": large_batches,
     "spectrum": spectrum,
     "changes": changes,
     "missing": missing,

@@ -40,8 +40,9 @@ def gain(folder, variant, measure):
     return f"{mean:+.2f} ({low:+.2f} to {high:+.2f})", len(seeds), test.pvalue
 
 
-def test_the_readmes_gains_are_those_of_scipy():
-    text = (ROOT / "README.md").read_text().partition("<!-- from results: answer -->")[2].partition("<!-- end -->")[0]
+def test_gains_are_those_of_scipy():
+    page = (ROOT / "docs" / "findings.md").read_text()
+    text = page.partition("<!-- from results: answer -->")[2].partition("<!-- end -->")[0]
     rows = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in text.splitlines() if line[:1] == "|"]
     shown, tests = [], []
     for setting, *cells in (row for row in rows if row[0] != "---"):

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PRESETS",
+    "Alignment",
     "AssignmentLoss",
     "Batch",
     "InfoNCE",
@@ -34,6 +35,7 @@ __all__ = [
     "SparseCLR",
     "TripletMargin",
     "__version__",
+    "align",
     "assignment",
     "data",
     "distributed",

@@ -10,6 +10,8 @@ import setwise.encoders as encoders
 import setwise.register as register
 import setwise.views as views
 from setwise.assignment import matching_accuracy as matching_accuracy
+from setwise.evaluation.alignment import Alignment as Alignment
+from setwise.evaluation.alignment import align as align
 from setwise.evaluation.matching import Matching as Matching
 from setwise.evaluation.matching import match as match
 from setwise.losses import functional as functional

@@ -178,7 +178,7 @@ def _tables(results: Results) -> list[Table]:
             [(name, matched[name], matched[f"{name} + QARe"]) for name in NAMED],
             "Halves: held-out digits matched, %",
             f"one seed, QARe at the paper's weight; untrained {matched['untrained']}, guessing {100 / HELD_OUT_SET:g}. "
-            "So few digits tell little of QARe: its gain in matching showed with 10,000 instances, see README",
+            "So few digits tell little of QARe: its gain in matching shows with 10,000 instances, see docs/findings.md",
         ),
         Table(
             "family",

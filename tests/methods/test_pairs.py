@@ -41,7 +41,8 @@ def recipe_of(**tree) -> Recipe:
 
 def batch_of(pairs: PairSet, dtype: torch.dtype = torch.float64) -> sw.Batch:
     rows, zero = torch.arange(len(pairs)), torch.tensor(0)
-    return sw.Batch(pairs.first.values, rows, rows, zero, zero, dtype, second=pairs.second.values)
+    labels = rows if pairs.labels is None else pairs.labels
+    return sw.Batch(pairs.first.take(rows), rows, labels, zero, zero, dtype, second=pairs.second.take(rows))
 
 
 def clip_loss(z_a, z_b, temperature):
@@ -136,6 +137,62 @@ def test_a_learned_temperature_is_clips_and_stays_in_bounds():
 def test_a_batch_in_parts_is_the_whole():
     pairs = PairSet("a", "train", images(), ids(1))
     made = [trained(recipe_of(encoder="mlp-of-images", second_encoder="bag", parts=n), pairs) for n in (1, 3)]
+    for name, x in made[0].tensors().items():
+        torch.testing.assert_close(made[1].tensors()[name], x, msg=name)
+
+
+def labelled() -> PairSet:
+    """Fifteen images of 40 captions: one, two, three or four each."""
+    numbers = torch.randint(15, (40,), generator=torch.Generator().manual_seed(5))
+    side = images(15)
+    return PairSet("a", "train", Side(side.values, mean=side.mean, std=side.std, rows=numbers), ids(1), labels=numbers)
+
+
+@pytest.mark.parametrize("term", [False, True])
+def test_rows_of_one_label_are_partners(term):
+    """The mean of -log p over all of them, rows and columns, as SupCon has it."""
+    pairs = PairSet("a", "train", vectors(0), ids(1), labels=labelled().labels)  # equal items would hide it
+    objective = CLIP | ({"terms": [{"term": "gap", "weight": 3.0}]} if term else {})
+    recipe = recipe_of(encoder="mlp", second_encoder="bag", objective=objective)
+    method = sw.methods.create(recipe, pairs).double()
+    terms = method(batch_of(pairs))
+    z_a, z_b = method.embed(method.encode(batch_of(pairs)))
+    logits = normalize(z_a) @ normalize(z_b).T / 0.2
+    same = (pairs.labels[:, None] == pairs.labels).double()
+    share = same / same.sum(1, keepdim=True)
+    expected = -((share * logits.log_softmax(1)).sum(1) + (share * logits.T.log_softmax(1)).sum(1)).mean() / 2
+    torch.testing.assert_close(terms["pairwise" if term else "loss"], expected)
+
+
+def test_a_batch_has_the_labels_of_its_pairs():
+    pairs = labelled()
+    engine = Engine(recipe_of(encoder="mlp-of-images", second_encoder="bag"), pairs, seed=1, device=CPU)
+    samples = torch.tensor([31, 0, 7])
+    batch = engine.batch(samples)
+    assert torch.equal(batch.labels, pairs.labels[samples])
+    assert torch.equal(batch.images, pairs.first.values[pairs.labels[samples]])
+    plain = PairSet("a", "train", pairs.second, pairs.second)
+    assert torch.equal(Engine(recipe_of(), plain, seed=1, device=CPU).batch(samples).labels, samples)
+
+
+@pytest.mark.parametrize("loss", ["triplet", "nt-logistic", "own"])
+def test_a_loss_without_labels_is_refused(loss, registries):
+    @sw.register.loss("own", about="A test's.")
+    def own(z_a, z_b):
+        return (z_a - z_b).square().mean()
+
+    for objective in ({"loss": loss}, {"loss": loss, "terms": ["qare"]}):
+        recipe = recipe_of(encoder="mlp-of-images", second_encoder="bag", objective=objective)
+        with pytest.raises(ValueError, match="expected a loss that takes labels for pairs with labels"):
+            sw.methods.create(recipe, labelled())
+
+
+@pytest.mark.parametrize("loss", ["info-nce", "nt-xent", "sparse-clr"])
+def test_a_labelled_batch_in_parts_is_the_whole(loss):
+    recipes = [
+        recipe_of(encoder="mlp-of-images", second_encoder="bag", objective={"loss": loss}, parts=n) for n in (1, 3)
+    ]
+    made = [trained(recipe, labelled()) for recipe in recipes]
     for name, x in made[0].tensors().items():
         torch.testing.assert_close(made[1].tensors()[name], x, msg=name)
 

@@ -252,8 +252,8 @@ def test_spectra_sweeps_and_costs_on_a_telephone(on_a_telephone, looked, keep, t
         shutil.copy(path, tmp_path / "results")
     said = on_a_telephone(report(tmp_path / "results", tmp_path)[0].read_text(), LOOK)
     assert said["answer"] < 450
-    # QARe's gains, claims, differences, settings, Table 2 and 3, the sweep, the structure, two machines.
-    assert said["tables"] == 9
+    # QARe's gains, claims, differences, six claims, Table 2 and 3, the sweep, the structure, two machines.
+    assert said["tables"] == 14
     # Three pictures of two losses with and without QARe, the sweep and its level, time and memory on two machines,
     # and the loss of four methods.
     assert said["charts"] == 12 + 2 + 12 + 4

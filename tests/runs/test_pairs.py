@@ -1,13 +1,17 @@
 """Runs on pairs: from the command line to the record and the report; recall against brute force; nothing lost."""
 
 import json
+import os
 import random
+import signal
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from scipy.optimize import linear_sum_assignment
 from sklearn.metrics import top_k_accuracy_score
 
 import setwise as sw
@@ -62,6 +66,31 @@ def test_recall_is_that_of_brute_force(similarity):
         assert found[f"recall{k}"] == pytest.approx(sum(ways) / 2)
     assert found["matching_accuracy"] == sw.matching_accuracy(z_a, z_b, similarity=similarity)
     assert pair_retrieval(torch.ones(9, 2), torch.ones(9, 2))["recall1"] == 0, "equal is not found"
+
+
+def brute_force(scores, labels_a, labels_b, k):
+    """The share of rows with a column of their label among the k largest scores."""
+    return np.mean([labels_a[i] in labels_b[np.argsort(-row)[:k]] for i, row in enumerate(scores)])
+
+
+def test_recall_with_labels_is_that_of_brute_force():
+    torch.manual_seed(0)
+    images, labels = torch.randn(20, 4), torch.randint(20, (90,))
+    z_b = images[labels] + 0.7 * torch.randn(90, 4)
+    found = pair_retrieval(images[labels], z_b, labels=labels, items=(labels, None), similarity="cosine")
+    a, b = (z / np.linalg.norm(z, axis=1, keepdims=True) for z in (images.double().numpy(), z_b.double().numpy()))
+    number, names = labels.numpy(), np.unique(labels.numpy())
+    scores = a[names] @ b.T
+    for k in (1, 5, 10):
+        there, back = brute_force(scores, names, number, k), brute_force(scores.T, number, names, k)
+        assert found[f"recall{k}_first_to_second"] == pytest.approx(there)
+        assert found[f"recall{k}_second_to_first"] == pytest.approx(back)
+        assert found[f"recall{k}"] == pytest.approx((there + back) / 2)
+    assert 0.1 < found["recall1"] < 0.9
+    rows, columns = linear_sum_assignment(-a[number] @ b.T)
+    assert found["matching_accuracy"] == pytest.approx((number[rows] == number[columns]).mean(), abs=1e-12)
+    plain = pair_retrieval(images[labels], z_b, labels=torch.arange(90), similarity="cosine")
+    assert plain == pair_retrieval(images[labels], z_b, similarity="cosine")
 
 
 def test_a_file_of_texts_from_the_command_line(tsv, tmp_path, capsys, monkeypatch):
@@ -129,9 +158,6 @@ def test_a_stopped_run_ends_as_if_it_had_not(tsv, tmp_path, monkeypatch):
     def stopping(engine):
         step(engine)
         if (engine.epoch, engine.step_in_epoch) == (1, 2):
-            import os
-            import signal
-
             os.kill(os.getpid(), signal.SIGTERM)
 
     with monkeypatch.context() as patch:
@@ -204,10 +230,67 @@ def test_images_and_captions_from_the_command_line(tmp_path, capsys, monkeypatch
     assert (record["data"]["test"], record["recipe"]["second_encoder"]["name"]) == (4, "bag")
 
 
+@pytest.fixture
+def photos(tmp_path):
+    """Forty photos with one to five captions each, 120 in all."""
+    folder, draw, lines = tmp_path / "photos", random.Random(1), []
+    folder.mkdir()
+    for k in range(40):
+        Image.new("RGB", (8, 8), tuple(draw.randrange(256) for _ in range(3))).save(folder / f"{k}.png")
+        lines += [f"{k}.png\tword{k} and {draw.choice(['a', 'b'])}\n" for _ in range(1 + k % 5)]
+    draw.shuffle(lines)
+    (folder / "captions.tsv").write_text("".join(lines))
+    return folder / "captions.tsv"
+
+
+def test_no_image_is_on_both_sides_of_the_split(photos):
+    whole = sw.data.load_pairs(photos)
+    recipe = recipe_by_name("pairs/captions-resnet18-infonce").changed({"data.source": str(photos)})
+    for validation, seed in ((0, 0), (30, 1), (5, 2), (1, 3)):
+        changes = {"data.validation": validation, "data.split_seed": seed}
+        train, test = pair_data(recipe.changed(changes), None)
+        assert len(train) + len(test) == len(whole)
+        assert not set(train.labels.tolist()) & set(test.labels.tolist())
+        assert len(test) <= max(validation or 12, 5)
+        assert len(test) > (validation or 12) - 5, "one image more would be too many"
+        assert len(test.first.values) == len(test.labels.unique()), "no image that is not used"
+        again = pair_data(recipe.changed(changes), None)[1]
+        assert torch.equal(again.second.values, test.second.values)
+    one = PairSet("one", "train", whole.second, whole.second, labels=torch.zeros(120, dtype=torch.int64))
+    with pytest.raises(ValueError, match="expected pairs of at least two labels"):
+        pair_data(recipe.changed({"data.source": "python:one"}), None, one)
+
+
+def test_a_stopped_run_on_several_captions_ends_as_if_it_had_not(photos, tmp_path):
+    changes = {"encoder": "conv4", "epochs": 2, "batch": 16}
+    pretrain = partial(sw.pretrain, photos, changes=changes, device="cpu", resume=True)
+    whole = pretrain(out=tmp_path / "whole")
+    step = Engine.step
+
+    def stopping(engine):
+        step(engine)
+        if (engine.epoch, engine.step_in_epoch) == (1, 2):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Engine, "step", stopping)
+        with pytest.raises(Interrupted):
+            pretrain(out=tmp_path / "stopped")
+    found = pretrain(out=tmp_path / "stopped")
+    assert found.record["final"] == whole.record["final"]
+    mine, theirs = (checkpoint.load(tmp_path / name).tensors for name in ("whole", "stopped"))
+    assert all(torch.equal(x, theirs[name]) for name, x in mine.items())
+    z_a, z_b = found.embed_pairs(photos, device="cpu")
+    assert len(z_a) == len(z_b) == 120, "row by row"
+
+
 def test_few_pairs_and_no_evaluation(tmp_path):
     pairs = PairSet("few", "train", *(Side(torch.randn(12, 4)) for _ in "ab"))
     run = sw.pretrain(pairs, encoder="mlp", changes={"epochs": 1, "batch": 4}, device="cpu", out=tmp_path / "a")
     assert run.record["final"] == {}, "one held out says nothing"
+    same = replace(pairs, labels=torch.arange(12) // 4)
+    run = sw.pretrain(same, encoder="mlp", changes={"epochs": 1, "batch": 4}, device="cpu", out=tmp_path / "c")
+    assert (run.record["final"], run.record["data"]["test"]) == ({}, 4), "nor does one label"
     run = sw.pretrain(
         pairs,
         encoder="mlp",

@@ -62,11 +62,14 @@ def _refusal(cost: NDArray[Any], forbidden: float) -> str:
     return f"to allow an assignment, got {got}; allow more pairs"
 
 
-def matching_accuracy(z_a: Tensor, z_b: Tensor, *, similarity: Similarity = "euclidean") -> float:
+def matching_accuracy(
+    z_a: Tensor, z_b: Tensor, *, labels: Tensor | None = None, similarity: Similarity = "euclidean"
+) -> float:
     """Share of rows that the best assignment between the two sets puts on their true partner, in [0, 1].
 
     ``z_a``, ``z_b`` [N, E] are the two views of the same N items in the same order. The paper calls this the mean
-    Hamming distance to the true assignment; it is one minus that. Ties know nothing of the truth: the columns are
+    Hamming distance to the true assignment; it is one minus that. With ``labels`` [N], rows of one label are each
+    other's partners. Ties know nothing of the truth: the columns are
     searched in a fixed random order, so that an encoder that maps all items to one point gets about 1/N right.
 
     Examples:
@@ -79,4 +82,5 @@ def matching_accuracy(z_a: Tensor, z_b: Tensor, *, similarity: Similarity = "euc
     # On the CPU, where the generator is, also with torch.set_default_device.
     order = torch.randperm(len(z_b), generator=torch.Generator().manual_seed(0), device="cpu").to(z_b.device)
     partner = order[solve_linear(scores(z_a, z_b[order], similarity=similarity), maximize=True)]
-    return (partner == torch.arange(len(partner), device=partner.device)).double().mean().item()
+    own = torch.arange(len(partner), device=partner.device) if labels is None else labels.to(partner.device)
+    return (own[partner] == own).double().mean().item()

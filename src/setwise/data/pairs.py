@@ -25,15 +25,17 @@ class Side:
 
     Token ids are int32 [N, L], from 1 to ``vocabulary`` - 1, with zeros behind the end of a text. Feature vectors are
     float32 [N, D]. Images are uint8 [N, C, H, W], normalised by ``mean`` and ``std`` as those of an ``ImageSet``.
+    An item of several pairs is stored once: with ``rows``, int64 [N], item i is ``values[rows[i]]``.
     """
 
     values: Tensor
     vocabulary: int = 0
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     std: tuple[float, ...] = (0.25, 0.25, 0.25)
+    rows: Tensor | None = None
 
     def __post_init__(self) -> None:
-        """Raise unless the values are one of the three kinds."""
+        """Raise unless the values are one of the three kinds, and the rows are theirs."""
         x = self.values
         if x.dtype not in KINDS or x.ndim != (4 if x.dtype == torch.uint8 else 2):
             raise DataError(
@@ -46,6 +48,29 @@ class Side:
                 raise DataError(f"expected ids from 0 to {self.vocabulary - 1}, got {low} to {high}")
         if self.kind == "features" and not bool(x.isfinite().all()):
             raise DataError("expected finite features, got NaN or infinite ones")
+        if self.rows is not None:
+            _check_numbers(self.rows, "rows", len(self.rows))
+            if len(self.rows) and not 0 <= int(self.rows.min()) <= int(self.rows.max()) < len(x):
+                raise DataError(f"expected rows from 0 to {len(x) - 1}, got others")
+
+    def __len__(self) -> int:
+        """Number of items."""
+        return len(self.values if self.rows is None else self.rows)
+
+    def take(self, items: Tensor) -> Tensor:
+        """The values of these items, int64 [n]."""
+        return self.values[items if self.rows is None else self.rows[items]]
+
+    def select(self, items: Tensor) -> Side:
+        """These items alone, and no values but theirs."""
+        if self.rows is None:
+            return replace(self, values=self.values[items])
+        used, rows = torch.unique(self.rows[items], return_inverse=True)
+        return replace(self, values=self.values[used], rows=rows)
+
+    def to(self, device: torch.device) -> Side:
+        """The same on the device."""
+        return replace(self, values=self.values.to(device), rows=_moved(self.rows, device))
 
     @property
     def kind(self) -> Kind:
@@ -69,7 +94,11 @@ class Side:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PairSet:
-    """N pairs of one split: row i of ``first`` and row i of ``second`` belong together.
+    """N pairs of one split: item i of ``first`` and item i of ``second`` belong together.
+
+    ``labels``, int64 [N], say what else belongs together: every two items of pairs with one label. They are the numbers
+    of the images, say, where an image has several captions. Losses that take labels know it, a part that is held out
+    has all pairs of a label or none, and recall counts any of them.
 
     Examples:
         >>> questions, answers = torch.randn(2, 100, 16).unbind()
@@ -82,18 +111,21 @@ class PairSet:
     first: Side
     second: Side
     notes: tuple[str, ...] = ()  # for people: how they were read
+    labels: Tensor | None = None
 
     def __post_init__(self) -> None:
-        """Raise unless both sides have the same number of rows."""
-        if len(self.first.values) != len(self.second.values):
+        """Raise unless both sides have the same number of items, and a label each if any."""
+        if len(self.first) != len(self.second):
             raise DataError(
                 f"expected as many rows on both sides, since row i of both belongs together, got "
-                f"{len(self.first.values)} and {len(self.second.values)}"
+                f"{len(self.first)} and {len(self.second)}"
             )
+        if self.labels is not None:
+            _check_numbers(self.labels, "labels", len(self))
 
     def __len__(self) -> int:
         """Number of pairs."""
-        return len(self.first.values)
+        return len(self.first)
 
     def __repr__(self) -> str:
         """Name, split and sizes, not the values."""
@@ -101,13 +133,22 @@ class PairSet:
 
     def select(self, rows: Tensor, *, split: str) -> PairSet:
         """The pairs ``rows`` (int64 [n]) alone."""
-        first, second = (replace(side, values=side.values[rows]) for side in (self.first, self.second))
-        return replace(self, split=split, first=first, second=second)
+        labels = None if self.labels is None else self.labels[rows]
+        return replace(self, split=split, first=self.first.select(rows), second=self.second.select(rows), labels=labels)
 
     def to(self, device: torch.device) -> PairSet:
-        """Both sides on the device."""
-        first, second = (replace(side, values=side.values.to(device)) for side in (self.first, self.second))
-        return replace(self, first=first, second=second)
+        """The same on the device."""
+        labels = _moved(self.labels, device)
+        return replace(self, first=self.first.to(device), second=self.second.to(device), labels=labels)
+
+
+def _moved(x: Tensor | None, device: torch.device) -> Tensor | None:
+    return None if x is None else x.to(device)
+
+
+def _check_numbers(x: Tensor, name: str, count: int) -> None:
+    if x.dtype != torch.int64 or x.shape != (count,):
+        raise DataError(f"expected {name} int64 ({count},), one for each pair, got {x.dtype} {tuple(x.shape)}")
 
 
 TrainingSet = ImageSet | MatchedSet | PairSet

@@ -196,7 +196,7 @@ def match(
         else rank_rows(((rows, costs[rows].copy()) for rows in blocks_of_rows(n, m)), truth, equal)
     )
     _exclude_below(costs, threshold)
-    best, greedy = _cheapest(costs, price), _greedy(costs, price)
+    best, greedy = cheapest(costs, price), _greedy(costs, price)
     cost, greedy_cost = (_total(costs, p, price) for p in (best, greedy))
     comparable = price is not None or (best < 0).sum() == (greedy < 0).sum()
     judged, greedy_judged = (_judge(truth, None if ranked is None else ranked.first > 0, p) for p in (best, greedy))
@@ -268,7 +268,7 @@ def match_quadratic(
     truth = known_truth(n, m, ids_a, ids_b, cameras_a, cameras_b)
     costs, _ = _allowed_costs(z_a, z_b, truth, forbidden, similarity)
     _exclude_below(costs, threshold)
-    linear = assignment = _cheapest(costs, price)
+    linear = assignment = cheapest(costs, price)
     s_a, s_b = (scores(z, z, similarity=similarity) for z in (z_a, z_b))
     share = weight / min(n, m)
     if n == m and price is None and costs.max() < np.inf:
@@ -431,7 +431,7 @@ def _beyond(costs: Floats) -> tuple[float, float]:
     return difference, top + 2 * difference
 
 
-def _cheapest(costs: Floats, price: float | None = None) -> Ints:
+def cheapest(costs: Floats, price: float | None = None) -> Ints:
     """The column of each row [N] in the cheapest assignment, -1 for none."""
     n, m = costs.shape
     order = _random_order(m)

@@ -181,13 +181,13 @@ def known_truth(
         if cameras_a is not None:
             raise ValueError("expected ids_a and ids_b with cameras, got none; without them no pair is left out")
         return Truth(np.arange(n), np.arange(n)) if n == m else None
-    ids = _numbered(ids_a, ids_b, n, m, "ids")
+    ids = numbered(ids_a, ids_b, n, m, "ids")
     if cameras_a is None or cameras_b is None:
         return Truth(*ids)
-    return Truth(*ids, _numbered(cameras_a, cameras_b, n, m, "cameras"))
+    return Truth(*ids, numbered(cameras_a, cameras_b, n, m, "cameras"))
 
 
-def _numbered(a: Names, b: Names, n: int, m: int, what: str) -> tuple[Ints, Ints]:
+def numbered(a: Names, b: Names, n: int, m: int, what: str) -> tuple[Ints, Ints]:
     """Numbers from 0 in place of two lists of names, equal where these are."""
     both = []
     for values, length, name in ((a, n, f"{what}_a"), (b, m, f"{what}_b")):

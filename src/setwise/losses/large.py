@@ -83,8 +83,8 @@ class _Ring:
         if group is not None:
             after, before = dist.get_global_rank(group, after), dist.get_global_rank(group, before)
         coming = [torch.empty_like(x) for x in tensors]
-        operations = [dist.P2POp(dist.isend, x, after, group) for x in tensors]
-        operations += [dist.P2POp(dist.irecv, x, before, group) for x in coming]
+        operations = [dist.P2POp(dist.isend, x, after, group) for x in tensors if x.numel()]
+        operations += [dist.P2POp(dist.irecv, x, before, group) for x in coming if x.numel()]
         return coming, dist.batch_isend_irecv(operations)
 
 
@@ -221,6 +221,8 @@ def _gradients(
                 if not problem.same:
                     transposed = [part.mT for part in weights]
                     kernels.add_product(total_y[tile], transposed, x.values, fresh=not strip.start)
+                    del transposed
+                del weights  # before the next tile is made
         if not problem.same:
             behind.add([total_y])
     pulls = grads[1] if labels is None else grads[1][:0]

@@ -42,6 +42,7 @@ class Parts:
             self._sides = images, images
         self.channels = self._sides[0].width
         self.samples = len(data)
+        self.labelled = isinstance(data, PairSet) and data.labels is not None
         self._classes = len(data.classes) if isinstance(data, ImageSet) else 0
         self.encoder = _encoder(recipe.encoder, self._sides[0])
         self.features = int(self.encoder.features)  # type: ignore[arg-type]

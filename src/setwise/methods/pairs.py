@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from inspect import signature
 from typing import Any, Literal, cast
 
 import torch
@@ -35,7 +36,7 @@ class _Exponential(nn.Module):
     takes=("objective", "pairs"),
 )
 class Pairs(Method):
-    """Any ``loss(z_a, z_b)`` on embeddings of both sides.
+    """Any ``loss(z_a, z_b)`` on embeddings of both sides; ``loss(z_a, z_b, labels=...)`` where the pairs have labels.
 
     ``shared``: one encoder and one head for both. ``head``: the recipe's with a hidden layer ("mlp"), one linear layer,
     or none. ``learn_temperature`` starts at the objective's and stays from ``least`` to ``most``.
@@ -70,6 +71,9 @@ class Pairs(Method):
         self.views = parts.views, parts.second_views
         self.bounds = (math.log(least_temperature), math.log(most_temperature)) if learn_temperature else None
         self.loss = _learning(parts, least_temperature, most_temperature) if learn_temperature else parts.loss()
+        self.labelled = parts.labelled
+        if self.labelled:
+            _check_labels(self.pairwise)
 
     @property
     def pairwise(self) -> Any:
@@ -98,10 +102,11 @@ class Pairs(Method):
     def compare(self, encoded: tuple[Tensor, ...], batch: Batch) -> dict[str, Tensor]:
         """The loss, its parts where it has them, and the temperature where it is learned."""
         z_a, z_b = self.embed(encoded)
+        known: dict[str, Any] = {"labels": batch.labels} if self.labelled else {}
         if isinstance(self.loss, SetContrastive):
-            terms = self.loss.terms(z_a, z_b, features=encoded if self.loss.on == "features" else None)
+            terms = self.loss.terms(z_a, z_b, features=encoded if self.loss.on == "features" else None, **known)
         else:
-            terms = {"loss": cast(Tensor, self.loss(z_a, z_b))}
+            terms = {"loss": cast(Tensor, self.loss(z_a, z_b, **known))}
         if self.bounds is not None:
             terms["temperature"] = self.pairwise.temperature.detach()
         return terms
@@ -131,6 +136,17 @@ def _head(parts: Parts, kind: HeadKind, features: int) -> nn.Module:
     if kind == "mlp":
         return parts.head(features)
     return nn.Linear(features, parts.recipe.head.out) if kind == "linear" else nn.Identity()
+
+
+def _check_labels(loss: Any) -> None:
+    """Raise unless the pairwise loss takes labels."""
+    taken = signature(loss.forward if isinstance(loss, nn.Module) else loss).parameters
+    if "labels" not in taken or not getattr(getattr(loss, "function", None), "takes_labels", True):
+        name = type(loss).__name__ if isinstance(loss, nn.Module) else getattr(loss, "__name__", repr(loss))
+        raise ValueError(
+            f"expected a loss that takes labels for pairs with labels (several captions of an image), got {name}; "
+            "take info-nce, nt-xent or sparse-clr, or keep one pair of each label"
+        )
 
 
 def _learning(parts: Parts, least: float, most: float) -> nn.Module:

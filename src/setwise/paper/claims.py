@@ -265,6 +265,15 @@ def settings(groups: Sequence[Group]) -> Table:
     return Table("settings", columns, rows, "The claims, setting by setting", DETAILS, wrap=True)
 
 
+def by_claim(groups: Sequence[Group]) -> list[Table]:
+    """The same for people: a table for each claim, with its words above it once."""
+    columns, tables = ("where", "verdict", "ours", "paper"), []
+    for key, claim in CLAIMS.items():
+        rows: list[list[Cell]] = [[one.where, one.verdict, one.ours, one.paper] for one in claim.answers(groups)]
+        tables.append(Table(key, columns, rows, claim.words, "", wrap=True))
+    return tables
+
+
 def lead(groups: Sequence[Group]) -> str:
     """Whether QARe helps, in a sentence, and how many runs say so."""
     runs, words = sum(len(group.runs) for group in groups), counted(CLAIMS["helps"].answers(groups))
@@ -288,11 +297,12 @@ def counted(answers: Sequence[Answer]) -> str:
 
 
 def pictured(groups: Sequence[Group]) -> list[Interval]:
-    """What QARe adds in each setting, for a picture; the paper's gain beside ours."""
+    """What QARe adds to each loss, setting by setting, for a picture; the paper's gain beside ours."""
     rows = []
-    for answer in CLAIMS["helps"].answers(groups):
-        if isinstance(ours := answer.ours, PairedDifference):
+    for group in groups:
+        for row, ours in compared(group, "qare"):
             bounds = None if ours.low is None or ours.high is None else (ours.low, ours.high)
-            paper = float(answer.paper) if answer.paper else None
-            rows.append(Interval(answer.where, shown(ours), ours.mean, bounds, paper))
+            paper = _qare_gain(group, row.base)
+            other = float(paper) if paper else None
+            rows.append(Interval(word(row.base), shown(ours), ours.mean, bounds, other, group.setting))
     return rows

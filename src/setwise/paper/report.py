@@ -13,7 +13,7 @@ from typing import Any
 
 from setwise.checks import see
 from setwise.paper.ablation import ablation_answer, ablation_table, is_ablation
-from setwise.paper.claims import claims, differences, lead, pictured, settings
+from setwise.paper.claims import by_claim, claims, differences, lead, pictured, settings
 from setwise.paper.collected import Group, Run, collect, probed, resumptions
 from setwise.paper.collected import groups as sort_into_groups
 from setwise.paper.figures import Timing, cost_table, costs_onto, count, sweep_onto, sweep_table, sweeps, timings
@@ -95,7 +95,12 @@ def make_page(
     put(claims(groups))
     if gains:
         page.heading("Setting by setting")
-    put(differences(groups), settings(groups))
+    put(differences(groups))
+    if (every := settings(groups)).rows:
+        tables.append(every)  # a file; on the page, a table for each claim
+    for table in by_claim(groups):
+        if table.rows:
+            table.onto(page)
     more = [group for group in groups if not shown_by_changes(groups, group)]
     main = [matching_table(group) for group in more if group.kind == "matching"]
     main += overview(more) + [classification_table(group) for group in probed(more)]

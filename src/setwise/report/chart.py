@@ -119,6 +119,7 @@ class Interval(NamedTuple):
     mean: float
     bounds: tuple[float, float] | None
     other: float | None = None
+    group: str = ""  # a heading above the first row of each
 
 
 def intervals(title: str, rows: Sequence[Interval], *, other: str, note: str = "") -> str:
@@ -144,8 +145,10 @@ def intervals(title: str, rows: Sequence[Interval], *, other: str, note: str = "
     for value in ticks.values():
         kind, x = "zero" if value == 0 else "grid", across(value)
         grid += f'<line class="{kind}" x1="{x}" x2="{x}" y1="0" y2="100%"/>'
-    lines = []
-    for row in rows:
+    lines: list[str] = []
+    for before, row in zip([None, *rows], rows, strict=False):
+        if row.group and (before is None or row.group != before.group):
+            lines.append(f'<tr class="group"><th scope="rowgroup" colspan="4">{escape(row.group)}</th></tr>')
         low, high = row.bounds or (row.mean, row.mean)
         sure = row.bounds and (low > 0 or high < 0)
         colour = ("c0" if row.mean > 0 else "c1") if sure else "c6"

@@ -30,11 +30,11 @@ body{margin:0;background:var(--page);color:var(--ink);font:1rem/1.55 system-ui,s
 main{max-width:78rem;margin:0 auto;padding:2rem 1rem 4rem}
 h1{font-size:1.7rem;line-height:1.2;margin:0 0 .6rem}
 h2{font-size:1.25rem;line-height:1.3;margin:2.4rem 0 .6rem}
-p{max-width:44rem;margin:.6rem 0}
+p{max-width:66rem;margin:.6rem 0}
 .lead{font-size:1.1rem;color:var(--soft)}
 .lead b{color:var(--ink)}
 figure{margin:1.2rem 0}
-figcaption{max-width:44rem}
+figcaption{max-width:66rem}
 .soft{color:var(--soft);font-size:.9rem;margin:.1rem 0 .4rem}
 .scroll{overflow-x:auto;border:1px solid var(--line);border-radius:6px;max-width:max-content}
 table{border-collapse:collapse;font-size:.93rem;font-variant-numeric:tabular-nums}
@@ -64,6 +64,8 @@ text{fill:var(--soft);font:12.5px system-ui,sans-serif}
 .intervals .bar svg{display:block;width:100%;height:28px;overflow:visible}
 .intervals thead{display:none}
 .intervals .soft{margin:0}
+.intervals .group th{padding-top:.5rem;font-weight:600}
+.intervals .group~tr:not(.group) th{padding-left:1rem}
 .zero{stroke:var(--soft)}
 .hollow{fill:var(--page);stroke:var(--ink);stroke-width:1.5}
 nav{display:flex;flex-wrap:wrap;gap:.2rem 1.2rem;margin:1rem 0}

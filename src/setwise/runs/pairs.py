@@ -86,7 +86,8 @@ def run_pairs(
     record = records.of_run(name, engine, last, sizes)
     if not how.processes.first:
         return record
-    if evaluate and len(test_set) > 1:  # one alone always finds its partner
+    items = len(test_set) if test_set.labels is None else len(torch.unique(test_set.labels))
+    if evaluate and items > 1:  # one alone always finds its partner
         assert isinstance(engine.method, Pairs)
         began = time.perf_counter()
         record["final"] = evaluate_pairs(engine.method, test_set, how.device)
@@ -100,7 +101,9 @@ def evaluate_pairs(method: Pairs, pairs: PairSet, device: torch.device) -> dict[
     if len(pairs) > MOST:
         pairs = pairs.select(torch.arange(MOST) * len(pairs) // MOST, split=pairs.split)
     similarity: Any = getattr(method.pairwise, "similarity", "cosine")  # of a loss of your own
-    return pair_retrieval(*embed_pairs(method, pairs, device), similarity=similarity)
+    items = pairs.first.rows, pairs.second.rows
+    z_a, z_b = embed_pairs(method, pairs, device)
+    return pair_retrieval(z_a, z_b, labels=pairs.labels, items=items, similarity=similarity)
 
 
 @torch.no_grad()
@@ -111,7 +114,7 @@ def embed_pairs(method: Pairs, pairs: PairSet, device: torch.device) -> tuple[Te
     found: list[tuple[Tensor, Tensor]] = []
     with evaluating(method):
         for rows in torch.split(torch.arange(len(pairs)), ROWS):
-            first, second = (side.values[rows].to(device) for side in (pairs.first, pairs.second))
+            first, second = (side.take(rows).to(device) for side in (pairs.first, pairs.second))
             places = rows.to(device)
             batch = Batch(first, places, places, zero, zero, dtype, device.type == "cuda", second)
             found.append(method.embed(method.encode(batch)))

@@ -78,11 +78,24 @@ def with_test(
 
 
 def hold_out(data: Kept, count: int, *, seed: int, kind: str) -> tuple[Kept, Kept]:
-    """All items but ``count`` drawn by ``seed``, and those, each in its order."""
+    """All items but ``count`` drawn by ``seed``, and those, each in its order.
+
+    Of pairs with labels, whole labels are drawn: as many as have ``count`` pairs or fewer, but at least one.
+    """
     if count >= len(data):
         what = "pairs" if isinstance(data, PairSet) else "images"
         raise ValueError(f"expected validation below the {len(data)} {what}, got {count}")
-    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(seed), device="cpu")
+    generator = torch.Generator().manual_seed(seed)
+    if isinstance(data, PairSet) and data.labels is not None:
+        _, labels, pairs = torch.unique(data.labels.cpu(), return_inverse=True, return_counts=True)
+        if len(pairs) < 2:
+            raise ValueError("expected pairs of at least two labels, to hold some out, got one; add others")
+        order = torch.randperm(len(pairs), generator=generator, device="cpu")
+        fit = max(1, int((pairs[order].cumsum(0) <= count).sum()))
+        held = torch.isin(labels, order[:fit])
+        rest, kept = (which.nonzero().flatten() for which in (~held, held))
+        return data.select(rest, split="train"), data.select(kept, split=kind)
+    order = torch.randperm(len(data), generator=generator, device="cpu")
     rest, kept = order[count:].sort().values, order[:count].sort().values
     return data.select(rest, split="train"), data.select(kept, split=kind)
 

@@ -219,8 +219,9 @@ class Engine:
             epoch = epoch * self.passes + self._turn // self._steps_a_pass
         dtype, last = getattr(torch, self.precision), self.device.type == "cuda"
         if isinstance(data, PairSet):
-            first, second = (side.values[samples] for side in (data.first, data.second))
-            return Batch(first, samples, samples, seed, epoch, dtype, last, second)
+            first, second = (side.take(samples) for side in (data.first, data.second))
+            labels = samples if data.labels is None else data.labels[samples]
+            return Batch(first, samples, labels, seed, epoch, dtype, last, second)
         if isinstance(data, MatchedSet):
             places, keys = draw_shots(data, samples, seed=seed, epoch=epoch)
             labels = samples

@@ -1,9 +1,12 @@
-"""Your own images and their captions: a file captions.tsv beside the images, in each line a path and its caption."""
+"""Your own images and their captions: a file captions.tsv beside the images, in each line a path and a caption."""
 
 from __future__ import annotations
 
 import os
+from array import array
 from pathlib import Path
+
+import torch
 
 import setwise.register as register
 from setwise.checks import check_option
@@ -32,20 +35,20 @@ def captions(
 ) -> PairSet:
     """Images, resized as those of a folder, and their captions: all are the training split.
 
-    Paths are below the folder of the file. Each image has one caption: with several it would be among the training
-    pairs and among those that are held out, and its own negative.
+    Paths are below the folder of the file. An image has a line for each of its captions. It is stored once, and where
+    some have several captions, the images' numbers are the labels.
     """
     check_option(split, ("train",), "split")
     if source_path is None:
         raise DataError(f"expected the path of a captions.tsv, got its kind, {NAME!r}; give the path instead")
-    ids, lines = IdRows(Tokenizer(vocabulary, ngrams, length)), dict[str, str]()
+    ids, lines = IdRows(Tokenizer(vocabulary, ngrams, length)), dict[str, str]()  # where an image comes first
+    rows, numbers = array("q"), dict[str, int]()
     for where, (name, caption) in read_columns(source_path, 2):
         name = os.path.normpath(name)
         if os.path.isabs(name) or name.split(os.sep)[0] in ("..", "."):
             raise DataError(f"expected the path of an image below {source_path.parent} in {where}, got {name[:80]!r}")
-        if name in lines:
-            raise DataError(f"expected one caption for each image, got {name[:80]!r} in {lines[name]} and in {where}")
-        lines[name] = where
+        lines.setdefault(name, where)
+        rows.append(numbers.setdefault(name, len(numbers)))
         ids.add(caption, where)
     names = list(lines)
     paths = [source_path.parent / name for name in names]
@@ -63,4 +66,6 @@ def captions(
         )
     name = source_path.parent.name or source_path.stem
     note = f"{shape[0]}x{shape[1]} pixels (height x width), {why}"
-    return PairSet(name, split, Side(found.images), Side(ids.matrix(), vocabulary), notes=(note,))
+    several = torch.tensor(rows, dtype=torch.int64, device="cpu") if len(rows) > len(names) else None
+    images = Side(found.images, rows=several)
+    return PairSet(name, split, images, Side(ids.matrix(), vocabulary), notes=(note,), labels=several)
