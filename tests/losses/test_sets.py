@@ -499,8 +499,9 @@ def test_what_does_not_go_together():
     for loss in (sw.NTLogistic(), sw.QARe()):
         with pytest.raises(ValueError, match=f"expected no sets for {type(loss).__name__}"):
             loss(z_a, z_b, sets=(ids, ids))
-    with pytest.raises(ValueError, match="expected two sides with sets"):
-        sw.InfoNCE()([z_a, z_b, z_a], sets=(ids, ids))
+    for loss in (sw.InfoNCE(), sw.SetContrastive(sw.InfoNCE())):
+        with pytest.raises(ValueError, match="expected two sides with sets"):
+            loss([z_a, z_b, z_a], sets=(ids, ids))
     with pytest.raises(ValueError, match=r"expected z_b of shape \(6, 4\) like z_a, got \(6, 3\)"):
         sw.InfoNCE()(z_a, z_b[:, :3], sets=(ids, ids))
     with pytest.raises(ValueError, match="expected z_b of dtype torch.float64"):

@@ -171,9 +171,11 @@ class SetContrastive(nn.Module):
         if features is not None or self.on == "features":
             self._check_features(features, 2 if z_b is not None else len(z_a))
         if z_b is None:
+            if sets is not None:
+                raise ValueError("expected two sides with sets, got several views at once; loss(z_a, z_b, sets=...)")
             pairs = pairs_of(z_a)
             seen = [None] * len(pairs) if features is None else pairs_of(features)
-            parts = [self.terms(*pair, x, labels, extra_negatives, sets) for pair, x in zip(pairs, seen, strict=True)]
+            parts = [self.terms(*pair, x, labels, extra_negatives) for pair, x in zip(pairs, seen, strict=True)]
             if len(parts) == 1:
                 return parts[0]
             return {name: torch.stack([part[name] for part in parts]).mean() for name in parts[0]}
