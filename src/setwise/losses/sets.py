@@ -48,7 +48,6 @@ from setwise.losses.structured import (
     shared_temperature,
     split_negatives,
     structured_loss,
-    take_margin,
 )
 from setwise.similarity import Similarity, prepare, prepared_scores
 
@@ -84,6 +83,23 @@ class _DifferenceOfMaxima(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (difference,) = ctx.saved_tensors
         return difference * grad.unsqueeze(-1), None, None, None, None
+
+
+class _RowsOfSets(torch.autograd.Function):
+    """The same for rows, whose admissible columns are listed: ``columns`` [R, K] where ``valid``."""
+
+    @staticmethod
+    def forward(ctx: Any, theta: Tensor, columns: Tensor, valid: Tensor, smoothing: Smoothing) -> Tensor:
+        best, true = (best_rows(x, smoothing=smoothing) for x in (theta, _among(theta, columns, valid)))
+        ctx.save_for_backward(best.argmax.scatter_add_(1, columns, true.argmax.neg_()))
+        loss = best.value - true.value
+        return loss + (loss - loss)
+
+    @staticmethod
+    @one_derivative
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (difference,) = ctx.saved_tensors
+        return difference * grad[:, None], None, None, None
 
 
 # Losses of rows [N] or of the whole assignment [], by (θ, admissible, maximum, smoothing, single).
@@ -134,23 +150,48 @@ def _set_row_losses(
         theta = beside(theta, anchors, own, similarity, scale)
     if clamp is not None:
         theta = theta.clamp_min(clamp * scale)
-    admissible = pad(ids[:, None] == others, (0, theta.shape[1] - len(others)))
+    columns, valid = _columns_of_sets(ids, others)
     if price is not None:  # staying alone is the last column
-        theta, admissible = pad(theta, (0, 1), value=-price * scale), pad(admissible, (0, 1), value=True)
-    truth, partnered = admissible, admissible.any(1)
+        theta, valid = pad(theta, (0, 1), value=-price * scale), pad(valid, (0, 1), value=True)
+        columns = pad(columns, (0, 1), value=theta.shape[1] - 1)
+    partnered = valid.any(1)
     if hard:
-        truth = theta.detach().masked_fill(~admissible, -math.inf).argmax(1)
+        best = _among(theta.detach(), columns, valid).argmax(1, keepdim=True)
+        columns, valid = columns.gather(1, best), valid.gather(1, best)
     if margin:
-        take_margin(theta, truth, margin * scale)
+        with torch.no_grad():
+            theta.scatter_add_(1, columns, valid * theta.new_full((), -margin * scale))
     if isinstance(temperature, Tensor):
         theta = theta / temperature
     if itself is not None:
         with torch.no_grad():  # no gradient flows into an entry that is never chosen
             theta.diagonal(itself).fill_(-math.inf)
     if hard:
-        return torch.where(partnered, structured_loss(theta, truth, "batch-hard", smoothing), 0), partnered
-    admissible = admissible | ~partnered[:, None]  # both maxima are then the same: exactly 0, and no gradient
-    return difference_of_maxima(theta, admissible, best_rows, smoothing), partnered
+        losses = structured_loss(theta, columns[:, 0], "batch-hard", smoothing)
+    else:
+        valid[:, 0] |= ~partnered  # any column: the row has no term
+        losses = _RowsOfSets.apply(theta, columns, valid, smoothing)  # type: ignore[no-untyped-call]
+    return torch.where(partnered, losses, 0), partnered
+
+
+def _columns_of_sets(ids: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
+    """The columns of each row's set among those of ``others`` [R, K], and which of these entries count.
+
+    On the CPU K is the size of the largest set. Elsewhere finding it would wait for the device, and K is all columns.
+    """
+    if ids.device.type != "cpu" or torch.compiler.is_compiling():
+        every = torch.arange(len(others), device=others.device)
+        return every.expand(len(ids), -1), ids[:, None] == others
+    in_order, order = others.sort(stable=True)
+    first = torch.searchsorted(in_order, ids)
+    counts = torch.searchsorted(in_order, ids, right=True) - first
+    place = torch.arange(max(1, int(counts.max())), device="cpu")
+    return order[(first[:, None] + place).clamp_max(len(others) - 1)], place < counts[:, None]
+
+
+def _among(theta: Tensor, columns: Tensor, valid: Tensor) -> Tensor:
+    """θ of the given columns of each row [R, K], -inf where they do not count."""
+    return theta.gather(1, columns).masked_fill(~valid, -math.inf)
 
 
 def set_row_losses(
