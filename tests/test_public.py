@@ -34,7 +34,7 @@ def step(loss: sw.SetContrastive) -> Tensor:
 
 
 def learned() -> list[Tensor]:
-    temperature = nn.Parameter(torch.tensor(0.07))
+    temperature, ids = nn.Parameter(torch.tensor(0.07)), torch.arange(8) // 2
     losses = [
         sw.InfoNCE(temperature)(z_a, z_b),
         sw.NTXent(temperature, block_size=4)(z_a, z_b, z_b),
@@ -42,6 +42,9 @@ def learned() -> list[Tensor]:
         sw.NTLogistic(temperature)(z_a, z_b),
         sw.AssignmentLoss(mining="one-to-one", smoothing="sinkhorn", temperature=temperature)(z_a, z_b),
         sw.TripletMargin(0.5)(z_a, z_b),
+        sw.InfoNCE()(z_a, z_b, sets=(ids, ids)),
+        sw.functional.nt_xent(z_a, z_b, sets=sw.Sets(ids, ids, truth="one-to-one", price=0.2)),
+        sw.SetContrastive(sw.InfoNCE())(z_a, z_b, sets=(ids, ids)),
         sw.QARe(reference="truth")(z_a, z_b),
         sw.functional.info_nce(z_a, z_b, temperature=temperature.exp()),
         sw.functional.qare(z_a, z_b),

@@ -349,7 +349,7 @@ def test_images_are_resized_and_cropped(pictures):
 def test_folders_that_are_no_data_set(pictures, tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "set.tar.gz").write_bytes(b"x")
-    for name, said in (("nowhere", "no such file"), ("empty", "got none of them"), ("set.tar.gz", "unpack it")):
+    for name, said in (("nowhere", "no such file"), ("empty", "got none of them"), ("set.tar.gz", "unpack an archive")):
         with pytest.raises(DataError, match=said):
             sw.data.load(tmp_path / name)
     with pytest.raises(DataError, match="give the path"):

@@ -4,12 +4,15 @@ import math
 from itertools import permutations, product
 
 import entmax
+import numpy as np
 import pytest
+import scipy.optimize
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import setwise as sw
+from setwise.assignment.smoothing import best_partial
 from setwise.losses import large, structured
 
 SETS = torch.tensor([4, 4, -1, 9, 4, 9, 7]), torch.tensor([9, 4, 4, -1, 9, 3])  # 7 and 3 have no partner
@@ -291,11 +294,73 @@ def test_relaxed_assignments_equal_another_solver(smoothing):
     assert loss(z_a, z_b, sets=sets).item() == pytest.approx(expected, abs=1e-6)
 
 
+def partial_hull_maximum(theta: Tensor, allowed: Tensor, smoothing: str) -> float:
+    """The same where rows and columns may stay alone, a row at a score of 0, by scipy or plain scaling."""
+    if smoothing == "sinkhorn":
+        work, columns = theta.masked_fill(~allowed, -math.inf), torch.zeros(theta.shape[1], dtype=theta.dtype)
+        for _ in range(5000):  # every row sums to 1 with what it leaves alone, no column to more than 1
+            rows = torch.logsumexp(F.pad(work - columns, (0, 1)), 1)[:, None]
+            columns = torch.logsumexp(work - rows, 0).clamp_min(0)
+        plan, alone = (work - rows - columns).exp(), (-rows).exp()
+        omega = torch.special.xlogy(plan, plan).sum() + torch.special.xlogy(alone, alone).sum()
+        return float((theta * plan).sum() - omega)
+    i, j = allowed.nonzero().T
+    scores, (n, m) = theta[i, j].numpy(), theta.shape
+    sums = np.zeros((n + m, len(i)))
+    sums[i, range(len(i))] = sums[n + j, range(len(i))] = 1
+    best = scipy.optimize.minimize(
+        lambda y: (y @ y + ((1 - sums[:n] @ y) ** 2).sum()) / 2 - scores @ y,
+        np.full(len(i), 0.1),
+        jac=lambda y: y - sums[:n].T @ (1 - sums[:n] @ y) - scores,
+        bounds=[(0, 1)] * len(i),
+        constraints={"type": "ineq", "fun": lambda y: 1 - sums @ y, "jac": lambda y: -sums},
+        method="SLSQP",
+        options={"ftol": 1e-14, "maxiter": 2000},
+    )
+    return float(-best.fun)
+
+
+@pytest.mark.parametrize("price", [0.5, -0.3])
+@pytest.mark.parametrize("smoothing", ["sinkhorn", "sparsemap"])
+def test_relaxed_assignments_at_a_price_equal_another_solver(smoothing, price):
+    z_a, z_b = (z.detach() for z in both_sides(4, 5))
+    sets = torch.tensor([0, 0, 0, 1]), torch.tensor([1, 0, 2, 0, 1])
+    loss = sw.AssignmentLoss(mining="one-to-one", smoothing=smoothing, temperature=0.3, similarity="cosine")
+    theta, allowed = (F.normalize(z_a) @ F.normalize(z_b).T + price) / 0.3, sets[0][:, None] == sets[1]
+    every = torch.ones_like(allowed)
+    expected = (partial_hull_maximum(theta, every, smoothing) - partial_hull_maximum(theta, allowed, smoothing)) / 4
+    assert loss(z_a, z_b, sets=sw.Sets(*sets, price=price)).item() == pytest.approx(expected, abs=1e-6)
+    matched = partners((theta * 0.3 - price), sets, price)
+    truth = sum(theta[pair].item() for pair in matched.items()) - (2 if smoothing == "sparsemap" else 0)
+    expected = (partial_hull_maximum(theta, every, smoothing) - truth) / 4
+    assert loss(z_a, z_b, sets=sw.Sets(*sets, "one-to-one", price)).item() == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("deviation", [1.0, 10.0, 100.0])
+@pytest.mark.parametrize("smoothing", ["sinkhorn", "sparsemap"])
+def test_relaxed_assignments_at_a_price_converge(smoothing, deviation):
+    generator = torch.Generator().manual_seed(0)
+    for n, m in ((40, 30), (30, 40), (32, 32)):
+        theta = deviation * torch.randn(n, m, generator=generator, dtype=torch.float64)
+        best = best_partial(theta, smoothing=smoothing)
+        assert best.converged
+        full = torch.cat([best.argmax, 1 - best.argmax.sum(1, keepdim=True)], 1)
+        assert full.amin() > -1e-9
+        assert best.argmax.sum(0).amax() < 1 + 1e-9
+        full = full.clamp_min(0)
+        omega = (full**2).sum() / 2 if smoothing == "sparsemap" else torch.special.xlogy(full, full).sum()
+        torch.testing.assert_close((theta * best.argmax).sum() - omega, best.value)  # which bounds it from above
+        hard = best_partial(theta, smoothing="none").value
+        assert hard - best.truth <= best.value + 1e-9
+
+
+@pytest.mark.parametrize("price", [None, -0.1])
 @pytest.mark.parametrize("loss", [*(make() for make in ROWS.values()), *CELLS], ids=repr)
-def test_gradients_by_differences(loss):
-    z_a, z_b = both_sides(6, 6)
-    sets = torch.tensor([0, 0, 1, 1, 1, 2]), torch.tensor([1, 0, 2, 1, 0, 1])
-    assert torch.autograd.gradcheck(lambda a, b: loss(a, b, sets=sets), (z_a, z_b))
+def test_gradients_by_differences(loss, price):
+    n = 6 if price is None or loss.options.get("smoothing") != "sparse" else 5
+    z_a, z_b = both_sides(n, n)
+    sets = torch.tensor([0, 0, 1, 1, 1, 2])[:n], torch.tensor([1, 0, 2, 1, 0, 1])[:n]
+    assert torch.autograd.gradcheck(lambda a, b: loss(a, b, sets=sw.Sets(*sets, price=price)), (z_a, z_b))
 
 
 def test_extra_negatives_of_assignments():
@@ -457,7 +522,5 @@ def test_assignments_that_do_not_exist():
             loss(z_a, z_b, sets=sw.Sets(ids, ids, "hard"))
     with pytest.raises(ValueError, match="expected as many rows of both sides .* got 6 and 5; give a price"):
         entropy(z_a, z_b[:5], sets=(ids, other[:5]))
-    with pytest.raises(ValueError, match="for one-to-one assignments at a price, got 'sinkhorn'"):
-        relaxed(z_a, z_b, sets=sw.Sets(ids, other, price=0.5))
     with pytest.raises(ValueError, match="expected at most 5 rows"):
         CELLS[2](z_a, z_b, sets=sw.Sets(ids, other, price=0.5))

@@ -170,6 +170,7 @@ def best_partial(theta: Tensor, *, smoothing: Smoothing) -> Maximum:
     """Maximum over one-to-one assignments of θ [N, M] that may leave any row and any column alone, at a score of 0.
 
     Exact: "none" by linear assignment, "entropy" for at most 16 rows or columns, "sparse" for at most 5 of both.
+    "sinkhorn" and "sparsemap" are relaxed: Ω is that of the rows, with what each leaves alone as one more entry.
     """
     if smoothing == "none":
         worth = theta.clamp_min(0)
@@ -178,14 +179,16 @@ def best_partial(theta: Tensor, *, smoothing: Smoothing) -> Maximum:
         argmax = (hit if wide is worth else hit.mT) * (theta > 0)
         return Maximum((worth * argmax).sum(), argmax, truth=0.0)
     if smoothing == "entropy":
-        _check_small(min(theta.shape), MAX_EXACT_ENTROPY, "entropy at a price", "none")
+        _check_small(min(theta.shape), MAX_EXACT_ENTROPY, "entropy at a price", "sinkhorn")
         with torch.inference_mode(False), torch.enable_grad():
             leaf = full_precision(theta).clone().requires_grad_()
             value = _log_matchings(leaf if theta.shape[1] <= len(theta) else leaf.mT)
             (argmax,) = torch.autograd.grad(value, leaf)
         return Maximum(value.detach().to(theta.dtype), argmax.to(theta.dtype), truth=0.0)
+    if smoothing != "sparse":
+        return _partial_hull_maximum(theta, smoothing="entropy" if smoothing == "sinkhorn" else "sparse")
     n, m = theta.shape
-    _check_small(max(n, m), MAX_EXACT_PARTIAL, "sparse at a price", "none")
+    _check_small(max(n, m), MAX_EXACT_PARTIAL, "sparse at a price", "sparsemap")
     every = product(range(m + 1), repeat=n)  # the column of each row; m: alone
     columns = torch.tensor(
         [x for x in every if len({*x} - {m}) == n - x.count(m)], device=theta.device
@@ -358,6 +361,49 @@ def _hull_maximum(theta: Tensor, *, smoothing: Literal["entropy", "sparse"]) -> 
         converged = converged and bool(gap <= 1e-8 * (1 + finite.abs().amax()) * n)
     truth = 0.0 if smoothing == "entropy" else n / 2  # Ω of an assignment: -H(Y) = 0, ½|Y|² = N/2
     return Maximum(value.to(theta.dtype), plan.to(theta.dtype), truth, converged)
+
+
+def _partial_hull_maximum(theta: Tensor, *, smoothing: Literal["entropy", "sparse"]) -> Maximum:
+    """The same where rows and columns may stay alone: no column is taken more than once, and no price is below 0.
+
+    Newton's method on the columns that have a price or are taken too often. It begins with small scores, whose prices
+    are a start for larger ones.
+    """
+    work = pad(theta.double(), (0, 1))  # the last column: alone
+    n, m = theta.shape
+    prices = work.new_zeros(m)
+
+    def rows_at(prices: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        rows = best_rows(scale * work - pad(prices, (0, 1)), smoothing=smoothing)
+        return prices.sum() + rows.value.sum(), rows.argmax
+
+    for scale in (1 / 64, 1 / 16, 1 / 4, 1.0):
+        prices = 4 * prices
+        value, plan = rows_at(prices, scale)
+        for _ in range(NEWTON_STEPS):
+            excess = plan[:, :m].sum(0) - 1
+            free = (prices > 0) | (excess > 0)
+            violation = torch.where(free, excess.abs(), 0).amax()
+            if violation <= NEWTON_TOLERANCE:
+                break
+            weight = plan if smoothing == "entropy" else (plan > 0).to(work.dtype)
+            share = (weight / weight.sum(1, keepdim=True))[:, :m]
+            hessian = torch.diag(weight[:, :m].sum(0)) - share.mT @ weight[:, :m]
+            hessian = torch.where(free[:, None] & free, hessian, 0) + torch.diag((~free).to(work.dtype))
+            hessian += 0.01 * violation * torch.eye(m, dtype=work.dtype, device=work.device)
+            step, size = torch.linalg.solve(hessian, torch.where(free, excess, 0)), 1.0
+            rounding = 8 * torch.finfo(work.dtype).eps * value.abs()
+            while size > 1e-12:
+                tried = (prices + size * step).clamp_min(0)
+                tried_value, tried_plan = rows_at(tried, scale)
+                if tried_value <= value - 1e-4 * torch.dot(excess, tried - prices) + rounding:
+                    break
+                size /= 2
+            prices, value, plan = tried, tried_value, tried_plan
+    excess = plan[:, :m].sum(0) - 1
+    converged = bool(torch.where(prices > 0, excess.abs(), excess.clamp_min(0)).amax() <= 100 * NEWTON_TOLERANCE)
+    truth = 0.0 if smoothing == "entropy" else n / 2
+    return Maximum(value.to(theta.dtype), plan[:, :m].to(theta.dtype), truth, converged)
 
 
 def _possible_pairs(theta: Tensor) -> Tensor:

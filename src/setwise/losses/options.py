@@ -145,7 +145,8 @@ def check_sets(
     if not isinstance(sets, (tuple, list)) or len(sets) not in (2, 4):
         raise ValueError(
             f"expected sets to be a pair (sets_a, sets_b) of tensors, or sw.Sets(...), got {type(sets).__name__}"
-            f"{f' of {len(sets)}' if isinstance(sets, (tuple, list)) else ''}; give the ids of both sides"
+            f"{f' of {len(sets)}' if isinstance(sets, (tuple, list)) else ''}; give the ids of both sides, "
+            + see("how-to/sets")
         )
     known = Sets(*sets)
     for ids, name, z, side in ((known.a, "sets_a", z_a, "z_a"), (known.b, "sets_b", z_b, "z_b")):
@@ -185,18 +186,10 @@ def _check_assignment(sets: Sets, z_a: Tensor, z_b: Tensor, smoothing: str) -> N
             'expected truth "same" or "one-to-one" with mining="one-to-one", got "hard": rows that each take the best '
             "partner may take the same"
         )
-    if sets.price is not None:
-        if smoothing in ("sinkhorn", "sparsemap"):
-            exact = {"sinkhorn": "entropy", "sparsemap": "sparse"}[smoothing]
-            raise ValueError(
-                f'expected smoothing "none" or {exact!r} for one-to-one assignments at a price, got {smoothing!r}; '
-                'mining="batch-hard" has a price too'
-            )
-        return
-    if smoothing != "none" and len(z_a) != len(z_b):
+    if sets.price is None and smoothing != "none" and len(z_a) != len(z_b):
         raise ValueError(
             f"expected as many rows of both sides for one-to-one smoothing {smoothing!r}, got {len(z_a)} and "
-            f"{len(z_b)}; give a price for rows that stay alone: sets=sw.Sets(sets_a, sets_b, price=...)"
+            f"{len(z_b)}; give a price for rows that stay alone, " + see("how-to/sets#price")
         )
 
 

@@ -38,10 +38,18 @@ from torch.utils.checkpoint import checkpoint
 
 from setwise.assignment.linear import solve_linear
 from setwise.assignment.smoothing import Maximum, Smoothing, best_assignment, best_partial, best_rows
-from setwise.checks import one_derivative
+from setwise.checks import one_derivative, see
 from setwise.losses.options import KnownSets, Sets, Temperature
 from setwise.losses.parallel import Processes
-from setwise.losses.structured import beside, dense_scores, shared_temperature, split_negatives, take_margin
+from setwise.losses.structured import (
+    beside,
+    dense_scores,
+    row_losses,
+    shared_temperature,
+    split_negatives,
+    structured_loss,
+    take_margin,
+)
 from setwise.similarity import Similarity, prepare, prepared_scores
 
 
@@ -82,7 +90,7 @@ class _DifferenceOfMaxima(torch.autograd.Function):
 difference_of_maxima: Callable[..., Tensor] = _DifferenceOfMaxima.apply
 
 
-def _row_losses(
+def _set_row_losses(
     anchors: Tensor,
     candidates: Tensor,
     ids: Tensor,
@@ -106,7 +114,7 @@ def _row_losses(
     if block_size is not None and block_size < len(anchors):
         parts = [
             checkpoint(
-                _row_losses,
+                _set_row_losses,
                 anchors[start : start + block_size],
                 candidates,
                 ids[start : start + block_size],
@@ -129,17 +137,18 @@ def _row_losses(
     admissible = pad(ids[:, None] == others, (0, theta.shape[1] - len(others)))
     if price is not None:  # staying alone is the last column
         theta, admissible = pad(theta, (0, 1), value=-price * scale), pad(admissible, (0, 1), value=True)
+    truth, partnered = admissible, admissible.any(1)
     if hard:
-        best = theta.detach().masked_fill(~admissible, -math.inf).argmax(1, keepdim=True)
-        admissible = torch.zeros_like(admissible).scatter_(1, best, admissible.gather(1, best))
+        truth = theta.detach().masked_fill(~admissible, -math.inf).argmax(1)
     if margin:
-        take_margin(theta, admissible, margin * scale)
+        take_margin(theta, truth, margin * scale)
     if isinstance(temperature, Tensor):
         theta = theta / temperature
     if itself is not None:
         with torch.no_grad():  # no gradient flows into an entry that is never chosen
             theta.diagonal(itself).fill_(-math.inf)
-    partnered = admissible.any(1)
+    if hard:
+        return torch.where(partnered, structured_loss(theta, truth, "batch-hard", smoothing), 0), partnered
     admissible = admissible | ~partnered[:, None]  # both maxima are then the same: exactly 0, and no gradient
     return difference_of_maxima(theta, admissible, best_rows, smoothing), partnered
 
@@ -184,7 +193,11 @@ def set_row_losses(
         x, y = prepare(anchors, torch.cat(parts) if parts[1:] else others, similarity=similarity)
         itself = len(others) + (0 if processes is None else processes.rank * len(anchors)) if own_side else None
         options = (similarity, smoothing, temperature, margin, clamp, block_size)
-        found = _row_losses(x, y, ids, other_ids, itself, known.truth != "same", known.price, *options, own)
+        if known.truth == "one-to-one" and known.price is None:
+            matched = ids >= 0
+            found = torch.where(matched, row_losses(x, y, ids.clamp_min(0), itself, *options, own), 0), matched
+        else:
+            found = _set_row_losses(x, y, ids, other_ids, itself, known.truth != "same", known.price, *options, own)
         losses.append(found[0])
         partnered.append(found[1])
     both = torch.cat(losses), torch.cat(partnered)
@@ -197,7 +210,7 @@ def mean_of_partnered(losses: Tensor, partnered: Tensor, processes: Processes | 
     if losses.device.type == "cpu" and not torch.compiler.is_compiling() and not count:
         raise ValueError(
             "expected a set with rows on both sides, got none: no row has a partner; number the sets of both sides "
-            "alike, or give a price for rows that stay alone: sets=sw.Sets(sets_a, sets_b, price=...)"
+            "alike, or give a price for rows that stay alone, " + see("how-to/sets#price")
         )
     loss = losses.sum() / count.clamp_min(1)
     return loss if processes is None else processes.finish(loss)
@@ -247,8 +260,8 @@ def _check_admissible(allowed: Tensor) -> None:
         row = int(short.nonzero()[0])
         raise ValueError(
             f"expected a partner for every row in its set, got row {row} whose set has {int(rivals[row]) or 'some'} "
-            f"rows on its side and {int(allowed[row].sum())} on the other; give a price for rows that stay alone: "
-            "sets=sw.Sets(sets_a, sets_b, price=...)"
+            f"rows on its side and {int(allowed[row].sum())} on the other; give a price for rows that stay alone, "
+            + see("how-to/sets#price")
         )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from setwise.report.tables import NOTE, Cell, Table, own_tables, shown
 
 FIRST = ("probe_accuracy", "held_out_accuracy", "test_accuracy", "recall1")  # the first that is there answers
 LABELS = ("about",)  # fields that decide nothing
+SHOWN = 4  # final numbers on the page, which is no wider; the files have all
 
 
 @dataclass(frozen=True)
@@ -72,10 +73,22 @@ def path_of(name: str, runs: Sequence[Run]) -> str:
 
 
 def differing(runs: Sequence[Run]) -> list[str]:
-    """The fields that do not have the same value in all runs."""
+    """The fields that do not have the same value in all runs, as few as tell the same runs apart.
+
+    Where a part is not in all recipes, such as a term or an encoder's own option, its fields go without saying; but a
+    term's weight stays.
+    """
     recipes = list({id(run.fields): run.fields for run in runs}.values())
     paths = dict.fromkeys(path for fields in recipes for path in fields if path not in LABELS)
-    return [path for path in paths if len({repr(fields.get(path)) for fields in recipes}) > 1]
+    every = [path for path in paths if len({repr(fields.get(path)) for fields in recipes}) > 1]
+    few = [path for path in every if _term_of(path) or len({repr(f[path]) for f in recipes if path in f}) > 1]
+    return few if len(group_by(runs, few)) == len(group_by(runs, every)) else every
+
+
+def _term_of(path: str) -> str | None:
+    """The set-level term whose weight this field is."""
+    *_, before, name, last = ["", "", *path.split(".")]
+    return name if (before, last) == ("terms", "weight") else None
 
 
 def group_by(runs: Sequence[Run], paths: Sequence[str]) -> list[Group]:
@@ -99,10 +112,10 @@ def groups_table(groups: Sequence[Group], paths: Sequence[str], measures: Sequen
     """A row for each group: its values, the seeds, what it reached, and its difference to the first group."""
     rows: list[list[Cell]] = []
     for group in groups:
-        values: list[Cell] = [str(value) for value in group.values] or ["all"]
+        values: list[Cell] = [None if value is None else str(value) for value in group.values] or ["all"]
         cells: list[Cell] = [len(group.runs), group.mean(measures[0]), _difference(group, groups[0], measures[0])]
         rows.append([*values, *cells, *(group.mean(name) for name in measures[1:])])
-    short = [path.rpartition(".")[2] if _unique(path, paths) else path for path in paths] or ["runs"]
+    short = [_term_of(p) or (p.rpartition(".")[2] if _unique(p, paths) else p) for p in paths] or ["runs"]
     main = measures[0].replace("_", " ")
     columns = [*short, "n", main, "difference to the first", *(name.replace("_", " ") for name in measures[1:])]
     return Table("runs", columns, rows, "What the runs reached", NOTE, wrap=True)
@@ -119,8 +132,15 @@ def _difference(group: Group, first: Group, measure: str) -> PairedDifference | 
 
 def label(group: Group, paths: Sequence[str]) -> str:
     """Its values in words."""
-    pairs = zip(paths, group.values, strict=True)
-    return ", ".join(f"{path.rpartition('.')[2]} {value}" for path, value in pairs) or "all"
+    words = []
+    for path, value in zip(paths, group.values, strict=True):
+        name = _term_of(path) or path.rpartition(".")[2]
+        words.append(f"no {name}" if value is None else f"{name} {value:g}" if _is_number(value) else f"{name} {value}")
+    return ", ".join(words) or "all"
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 @pause_collection()
@@ -141,7 +161,9 @@ def report_runs(places: Sequence[Path], out: Path, *, where: Sequence[str] = (),
         note = f"Differences in {measures[0].replace('_', ' ')}, seed by seed, with 95 % intervals."
         page.intervals(f"Against {label(groups[0], paths)}", _pictured(groups, paths, measures[0]), other="", note=note)
     tables = [table, *own_tables(runs)]
-    for one in tables:
+    few = groups_table(groups, paths, measures[:SHOWN])
+    more = f" runs.csv has {len(measures) - SHOWN} more numbers of each." if len(measures) > SHOWN else ""
+    for one in (replace(few, note=few.note + more), *tables[1:]):
         one.onto(page)
     page.heading("Learning curves")
     series = {label(group, paths): mean_curve(run.curve("loss") for run in group.runs) for group in groups}
