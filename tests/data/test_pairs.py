@@ -3,6 +3,7 @@
 import gzip
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -215,6 +216,66 @@ def test_labels_and_rows_are_checked():
             Side(side.values, rows=torch.tensor(rows))
     with pytest.raises(DataError, match="expected as many rows on both sides.*got 4 and 3"):
         PairSet("a", "train", Side(side.values, rows=torch.tensor([0, 1, 2, 2])), side)
+
+
+def test_a_shuffled_side_keeps_its_sets():
+    sets = torch.tensor([5, 2, 5, 5, 2, 9, 5, 2])
+    values = torch.arange(8.0)[:, None]
+    pairs = PairSet("a", "train", Side(values), Side(values[:4], rows=torch.arange(8) % 4), sets=sets)
+    drawn = set()
+    for seed in range(40):
+        found = replace(pairs, second=Side(values)).shuffled(seed=seed)
+        rows = found.second.values[:, 0].long()
+        assert torch.equal(sets[rows], sets), "items stay in their set"
+        assert sorted(rows.tolist()) == list(range(8))
+        assert torch.equal(found.first.values, values)
+        drawn.add(tuple(rows.tolist()))
+        stored_once = pairs.shuffled(seed=seed).second.take(torch.arange(8))[:, 0].long()
+        assert torch.equal(stored_once, rows % 4)
+    assert len(drawn) > 20
+    some = pairs.select(torch.tensor([7, 2]), split="test")
+    assert some.sets.tolist() == [2, 5]
+    with pytest.raises(DataError, match="expected labels or sets of pairs, got both"):
+        replace(pairs, labels=sets)
+    with pytest.raises(DataError, match=r"expected sets int64 \(8,\)"):
+        replace(pairs, sets=sets[:3])
+    with pytest.raises(ValueError, match="expected pairs with sets"):
+        replace(pairs, sets=None).shuffled(seed=0)
+
+
+def test_a_column_names_the_sets(tmp_path):
+    path = tmp_path / "docs.tsv"
+    path.write_text("english\tdocument\tgerman\ntwo dogs\tb\tzwei Hunde\na cat\ta\teine Katze\none\tb\teins\n")
+    found = sw.data.load_pairs(path, options={"sets": "document"})
+    assert found.sets.tolist() == [0, 1, 0]
+    for side, texts in (
+        (found.first, ("two dogs", "a cat", "one")),
+        (found.second, ("zwei Hunde", "eine Katze", "eins")),
+    ):
+        for row, text in zip(side.values, texts, strict=True):
+            assert row[row > 0].tolist() == Tokenizer().ids(text).tolist()
+    for content, message in (
+        (
+            "a\tb\tc\nd\te\tf\n",
+            r"expected the name 'document' of the column of sets in .*line 1, got \['a', 'b', 'c'\]",
+        ),
+        ("a\tb\tdocument\n", "expected a line for each pair below the header"),
+        ("a\tb\tdocument\nd\te\n", "expected 3 columns with a tab .* line 2, got 2"),
+        ("a\tb\tdocument\nd\t \tf\n", "expected a text with at least one word or sign in .* line 2"),
+        ("", "got an empty file"),
+    ):
+        path.write_text(content)
+        with pytest.raises(DataError, match=message):
+            sw.data.load_pairs(path, options={"sets": "document"})
+
+
+def test_multi30k_in_groups(multi30k):
+    train = sw.data.load_pairs("multi30k", multi30k, options={"group": 2})
+    assert train.sets.tolist() == [0, 0, 1, 1, 2]
+    assert sw.data.load_pairs("multi30k", multi30k).sets is None
+    assert sw.data.load_pairs("multi30k", multi30k, split="test", options={"group": 2}).sets is None
+    with pytest.raises(ValueError, match="expected group to be None or a positive integer, got -1"):
+        sw.data.load_pairs("multi30k", multi30k, options={"group": -1})
 
 
 def test_captions_that_are_not_right(photos):

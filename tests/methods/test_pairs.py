@@ -2,6 +2,7 @@
 
 import math
 import tomllib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -42,7 +43,8 @@ def recipe_of(**tree) -> Recipe:
 def batch_of(pairs: PairSet, dtype: torch.dtype = torch.float64) -> sw.Batch:
     rows, zero = torch.arange(len(pairs)), torch.tensor(0)
     labels = rows if pairs.labels is None else pairs.labels
-    return sw.Batch(pairs.first.take(rows), rows, labels, zero, zero, dtype, second=pairs.second.take(rows))
+    second = pairs.second.take(rows)
+    return sw.Batch(pairs.first.take(rows), rows, labels, zero, zero, dtype, second=second, sets=pairs.sets)
 
 
 def clip_loss(z_a, z_b, temperature):
@@ -193,6 +195,67 @@ def test_a_labelled_batch_in_parts_is_the_whole(loss):
         recipe_of(encoder="mlp-of-images", second_encoder="bag", objective={"loss": loss}, parts=n) for n in (1, 3)
     ]
     made = [trained(recipe, labelled()) for recipe in recipes]
+    for name, x in made[0].tensors().items():
+        torch.testing.assert_close(made[1].tensors()[name], x, msg=name)
+
+
+def in_sets(size: int = 4) -> PairSet:
+    return PairSet("a", "train", vectors(0), ids(1), sets=torch.arange(40) // size)
+
+
+@pytest.mark.parametrize("term", [False, True])
+def test_rows_of_one_set_share_what_is_known(term):
+    """MIL-NCE, rows and columns: -log of the probability that a row gives to its set."""
+    pairs = in_sets()
+    objective = CLIP | ({"terms": [{"term": "qare", "weight": 3.0}]} if term else {})
+    recipe = recipe_of(encoder="mlp", second_encoder="bag", objective=objective)
+    method = sw.methods.create(recipe, pairs).double()
+    terms = method(batch_of(pairs))
+    z_a, z_b = method.embed(method.encode(batch_of(pairs)))
+    logits = normalize(z_a) @ normalize(z_b).T / 0.2
+    same = pairs.sets[:, None] == pairs.sets
+    inside = logits.masked_fill(~same, -math.inf)
+    expected = sum((logits.logsumexp(k) - inside.logsumexp(k)).mean() for k in (0, 1)) / 2
+    torch.testing.assert_close(terms["pairwise" if term else "loss"], expected)
+    if not term:
+        hidden = method(batch_of(pairs.shuffled(seed=3)))
+        torch.testing.assert_close(hidden["loss"], terms["loss"], msg="no order inside a set is known")
+        alone = replace(pairs, sets=torch.arange(40))
+        torch.testing.assert_close(method(batch_of(alone))["loss"], clip_loss(z_a, z_b, 0.2))
+
+
+def test_the_loss_has_the_sets_of_its_batch(registries):
+    seen = []
+
+    @sw.register.loss("own", about="A test's.")
+    class Own(torch.nn.Module):
+        def forward(self, z_a, z_b, sets):
+            seen.append(sets)
+            return (z_a - z_b).square().mean()
+
+    pairs = in_sets()
+    recipe = recipe_of(encoder="mlp", second_encoder="bag", objective={"loss": "own"})
+    engine = trained(recipe, pairs)
+    assert engine.sizes == [16, 16, 8]
+    assert [len(a) for a, _ in seen] == [16, 16, 8] * 2
+    for first, second in seen:
+        assert torch.equal(first, second)
+        assert first.unique(return_counts=True)[1].tolist() == [4] * (len(first) // 4), "whole sets"
+    assert sorted(torch.cat([a for a, _ in seen[:3]]).tolist()) == pairs.sets.tolist()
+    with pytest.raises(ValueError, match="expected a loss that takes sets for pairs with sets, got NTLogistic"):
+        sw.methods.create(recipe_of(encoder="mlp", second_encoder="bag", objective={"loss": "nt-logistic"}), pairs)
+    for terms in (["gap"], ["structural-difference"], ["qare", "gap"], [{"term": "qare", "reference": "truth"}]):
+        recipe = recipe_of(encoder="mlp", second_encoder="bag", objective=CLIP | {"terms": terms})
+        with pytest.raises(ValueError, match="expected terms that need no pairs, since only sets are known"):
+            sw.methods.create(recipe, pairs)
+    fine = recipe_of(encoder="mlp", second_encoder="bag", objective=CLIP | {"terms": ["qare", "frobenius"]})
+    sw.methods.create(fine, pairs)
+
+
+@pytest.mark.parametrize("loss", ["info-nce", "nt-xent", "sparse-clr", "triplet"])
+def test_sets_in_parts_are_the_whole(loss):
+    recipes = [recipe_of(encoder="mlp", second_encoder="bag", objective={"loss": loss}, parts=n) for n in (1, 3)]
+    made = [trained(recipe, in_sets(3)) for recipe in recipes]
     for name, x in made[0].tensors().items():
         torch.testing.assert_close(made[1].tensors()[name], x, msg=name)
 

@@ -282,6 +282,80 @@ def test_a_stopped_run_on_several_captions_ends_as_if_it_had_not(photos, tmp_pat
     assert all(torch.equal(x, theirs[name]) for name, x in mine.items())
     z_a, z_b = found.embed_pairs(photos, device="cpu")
     assert len(z_a) == len(z_b) == 120, "row by row"
+    plain = replace(sw.data.load_pairs(photos), labels=None)
+    other = sw.pretrain(plain, changes=changes | {"objective.loss": "triplet"}, device="cpu", out=tmp_path / "other")
+    assert len(other.embed_pairs(photos, device="cpu")[0]) == 120, "a loss without labels is no hindrance"
+
+
+@pytest.fixture
+def documents(tsv, tmp_path):
+    """The same sentences in documents of three to six, the lines of all in a random order."""
+    draw, lines = random.Random(2), tsv.read_text().splitlines()
+    rows, document = [], 0
+    while lines:
+        rows += [f"{lines.pop()}\tdocument {document}\n" for _ in range(min(len(lines), draw.randrange(3, 7)))]
+        document += 1
+    draw.shuffle(rows)
+    path = tmp_path / "documents.tsv"
+    path.write_text("a\tz\tdocument\n" + "".join(rows))
+    return path
+
+
+def test_documents_from_the_command_line(documents, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    command = ["pretrain", "--method", "pairs", documents.name, "--data.sets", "document", "--device", "cpu"]
+    main([*command, *options(SMALL | {"epochs": 12})])
+    said = capsys.readouterr().out
+    assert "sets of 3 to 6 pairs, and not the pairs" in said
+    record = json.loads((tmp_path / "runs/documents/seed-1/record.json").read_text())
+    assert record["recipe"]["data"]["sets"] == "document"
+    assert record["final"]["recall1"] > 0.7, "pairs that nobody had told"
+    assert record["data"]["train"] + record["data"]["test"] == 300
+    main(["embed", "runs/documents/seed-1", documents.name, "--out", "z.npy", "--device", "cpu"])
+    assert len(np.load("z-first.npy")) == 300
+    z_a, z_b = np.load("z-first.npy"), np.load("z-second.npy")
+    sets = sw.data.load_pairs(documents, options={"sets": "document"}).sets
+    found = sw.align(z_a, z_b, sets=(sets, sets))
+    assert (found.partner == torch.arange(300)).double().mean() > 0.95
+
+
+def test_training_sees_no_pairs_and_the_test_true_ones(documents):
+    recipe = RECIPE.changed({"data.source": str(documents)}).changed({"data.sets": "document"})
+    whole = sw.data.load_pairs(documents, options={"sets": "document"})
+    train, test = pair_data(recipe, None)
+    assert not set(train.sets.tolist()) & set(test.sets.tolist())
+    rows = {tuple(row): k for k, row in enumerate(whole.first.values.tolist())}
+    seconds = {tuple(row): k for k, row in enumerate(whole.second.values.tolist())}
+    for part, true in ((test, True), (train, False)):
+        a, b = (
+            [where[tuple(row)] for row in side.values.tolist()]
+            for where, side in ((rows, part.first), (seconds, part.second))
+        )
+        assert (a == b) is true
+        assert whole.sets[a].tolist() == whole.sets[b].tolist() == part.sets.tolist()
+        assert sorted(a) == sorted(b)
+    assert np.mean(np.array(a) == np.array(b)) < 0.4, "one of four or five, by chance"
+
+
+def test_a_stopped_run_on_sets_ends_as_if_it_had_not(documents, tmp_path):
+    changes = SMALL | {"epochs": 2, "data.sets": "document"}
+    pretrain = partial(sw.pretrain, documents, changes=changes, device="cpu", resume=True)
+    whole = pretrain(out=tmp_path / "whole")
+    step = Engine.step
+
+    def stopping(engine):
+        step(engine)
+        if (engine.epoch, engine.step_in_epoch) == (1, 2):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Engine, "step", stopping)
+        with pytest.raises(Interrupted):
+            pretrain(out=tmp_path / "stopped")
+    found = pretrain(out=tmp_path / "stopped")
+    assert found.record["final"] == whole.record["final"]
+    mine, theirs = (checkpoint.load(tmp_path / name).tensors for name in ("whole", "stopped"))
+    assert all(torch.equal(x, theirs[name]) for name, x in mine.items())
 
 
 def test_few_pairs_and_no_evaluation(tmp_path):

@@ -108,6 +108,12 @@ TREES = {
         "encoder": "few",
         "second_encoder": "bag",
     },
+    "pairs in sets": {
+        "method": "pairs",
+        "objective": QARE | {"symmetric": True},
+        "encoder": "few",
+        "second_encoder": "bag",
+    },
     "labelled pairs": {
         "method": "pairs",
         "objective": QARE | {"symmetric": True},
@@ -157,8 +163,10 @@ def run(name: str, processes: Processes, precision: str = "float64", count: int 
         data = matched_halves(data)
     if TREES[name].get("second_encoder"):
         ids = torch.randint(50, (count, 7), dtype=torch.int32, generator=torch.Generator().manual_seed(0))
-        several = {"labels": data.labels} if name == "labelled pairs" else {}
-        data = PairSet("pairs", "train", Side(data.images, mean=data.mean, std=data.std), Side(ids, 50), **several)
+        known = {"labelled pairs": {"labels": data.labels}, "pairs in sets": {"sets": torch.arange(count) // 2}}
+        data = PairSet(
+            "pairs", "train", Side(data.images, mean=data.mean, std=data.std), Side(ids, 50), **known.get(name, {})
+        )
     if name == "deepcluster":  # fewer clusters than images, so that weights differ
         data = replace(data, labels=torch.zeros_like(data.labels), classes=("digit",))
     if name == "stored" and processes.size > 1:

@@ -19,6 +19,7 @@ NAMES = """Recipes by name. `setwise recipes NAME` prints one as a file, `setwis
       DATA      {matching_data}
       LOSS      {matching_losses}
   pairs/multi30k-bag-infonce      two encoders: sentences and their translations; your own texts begin with it
+      also -sets, which knows sets of 32 that belong together and no pairs
       also feature-pairs-mlp-infonce, captions-resnet18-infonce, for your own files
 
 What a recipe is made of. Each of these is an option of `setwise pretrain`, as in --encoder resnet18 --term gap=10.

@@ -100,6 +100,9 @@ class PairSet:
     of the images, say, where an image has several captions. Losses that take labels know it, a part that is held out
     has all pairs of a label or none, and recall counts any of them.
 
+    ``sets``, int64 [N], say that less is known: which items of one set belong together is not. Batches have whole sets,
+    and the loss knows the sets alone. ``shuffled`` hides the pairs.
+
     Examples:
         >>> questions, answers = torch.randn(2, 100, 16).unbind()
         >>> sw.data.PairSet("faq", "train", sw.data.Side(questions), sw.data.Side(answers))
@@ -112,6 +115,7 @@ class PairSet:
     second: Side
     notes: tuple[str, ...] = ()  # for people: how they were read
     labels: Tensor | None = None
+    sets: Tensor | None = None
 
     def __post_init__(self) -> None:
         """Raise unless both sides have the same number of items, and a label each if any."""
@@ -122,6 +126,10 @@ class PairSet:
             )
         if self.labels is not None:
             _check_numbers(self.labels, "labels", len(self))
+        if self.sets is not None:
+            _check_numbers(self.sets, "sets", len(self))
+            if self.labels is not None:
+                raise DataError("expected labels or sets of pairs, got both; leave one out")
 
     def __len__(self) -> int:
         """Number of pairs."""
@@ -133,13 +141,24 @@ class PairSet:
 
     def select(self, rows: Tensor, *, split: str) -> PairSet:
         """The pairs ``rows`` (int64 [n]) alone."""
-        labels = None if self.labels is None else self.labels[rows]
-        return replace(self, split=split, first=self.first.select(rows), second=self.second.select(rows), labels=labels)
+        labels, sets = (None if x is None else x[rows] for x in (self.labels, self.sets))
+        first, second = self.first.select(rows), self.second.select(rows)
+        return replace(self, split=split, first=first, second=second, labels=labels, sets=sets)
+
+    def shuffled(self, *, seed: int) -> PairSet:
+        """The same sets, with the second side of each in a random order: what is no more known than its set."""
+        if self.sets is None:
+            raise ValueError("expected pairs with sets to shuffle inside of, got none")
+        drawn = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed), device="cpu")
+        sets, rows = self.sets.cpu(), torch.empty_like(drawn)
+        rows[sets.argsort(stable=True)] = drawn[sets[drawn].argsort(stable=True)]
+        return replace(self, second=self.second.select(rows))
 
     def to(self, device: torch.device) -> PairSet:
         """The same on the device."""
-        labels = _moved(self.labels, device)
-        return replace(self, first=self.first.to(device), second=self.second.to(device), labels=labels)
+        first, second = self.first.to(device), self.second.to(device)
+        labels, sets = _moved(self.labels, device), _moved(self.sets, device)
+        return replace(self, first=first, second=second, labels=labels, sets=sets)
 
 
 def _moved(x: Tensor | None, device: torch.device) -> Tensor | None:

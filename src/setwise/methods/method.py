@@ -43,6 +43,7 @@ class Parts:
         self.channels = self._sides[0].width
         self.samples = len(data)
         self.labelled = isinstance(data, PairSet) and data.labels is not None
+        self.in_sets = isinstance(data, PairSet) and data.sets is not None
         self._classes = len(data.classes) if isinstance(data, ImageSet) else 0
         self.encoder = _encoder(recipe.encoder, self._sides[0])
         self.features = int(self.encoder.features)  # type: ignore[arg-type]
@@ -110,7 +111,8 @@ def _encoder(choice: Choice, side: Side) -> nn.Module:
 class Batch:
     """Images of one step, and what their views are drawn from: all of it on the device, none of it waited for.
 
-    Of pairs, ``images`` is the first side, be it images or not, and ``second`` the second one.
+    Of pairs, ``images`` is the first side, be it images or not, and ``second`` the second one. ``sets`` has the set of
+    each row where only sets are known to belong together.
     """
 
     images: Tensor  # uint8 [B, C, H, W]
@@ -121,6 +123,7 @@ class Batch:
     dtype: torch.dtype = torch.float32  # of the views
     channels_last: bool = False
     second: Tensor | None = None
+    sets: Tensor | None = None  # int64 [B]
 
     def view(self, views: Views, *, count: int = 1, first: int = 0) -> Tensor:
         """``count`` views of each image as one batch [count · B, C, H, W]: all of one, then all of the next.

@@ -12,7 +12,10 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 import setwise.register as register
+from setwise.checks import see
 from setwise.losses.combined import SetContrastive
+from setwise.losses.controls import StructuralDifference
+from setwise.losses.modules import QARe
 from setwise.losses.objective import Choice
 from setwise.losses.parallel import Processes, distributed
 from setwise.methods.method import Batch, Method, Parts
@@ -36,7 +39,7 @@ class _Exponential(nn.Module):
     takes=("objective", "pairs"),
 )
 class Pairs(Method):
-    """Any ``loss(z_a, z_b)`` on embeddings of both sides; ``loss(z_a, z_b, labels=...)`` where the pairs have labels.
+    """Any ``loss(z_a, z_b)`` on embeddings of both sides; with ``labels=`` or ``sets=`` where the pairs have them.
 
     ``shared``: one encoder and one head for both. ``head``: the recipe's with a hidden layer ("mlp"), one linear layer,
     or none. ``learn_temperature`` starts at the objective's and stays from ``least`` to ``most``.
@@ -71,9 +74,12 @@ class Pairs(Method):
         self.views = parts.views, parts.second_views
         self.bounds = (math.log(least_temperature), math.log(most_temperature)) if learn_temperature else None
         self.loss = _learning(parts, least_temperature, most_temperature) if learn_temperature else parts.loss()
-        self.labelled = parts.labelled
+        self.labelled, self.in_sets = parts.labelled, parts.in_sets
         if self.labelled:
-            _check_labels(self.pairwise)
+            _check_takes(self.pairwise, "labels")
+        if self.in_sets:
+            _check_takes(self.pairwise, "sets")
+            _check_needs_no_pairs(self.loss)
 
     @property
     def pairwise(self) -> Any:
@@ -103,6 +109,8 @@ class Pairs(Method):
         """The loss, its parts where it has them, and the temperature where it is learned."""
         z_a, z_b = self.embed(encoded)
         known: dict[str, Any] = {"labels": batch.labels} if self.labelled else {}
+        if self.in_sets:
+            known["sets"] = batch.sets, batch.sets
         if isinstance(self.loss, SetContrastive):
             terms = self.loss.terms(z_a, z_b, features=encoded if self.loss.on == "features" else None, **known)
         else:
@@ -138,15 +146,27 @@ def _head(parts: Parts, kind: HeadKind, features: int) -> nn.Module:
     return nn.Linear(features, parts.recipe.head.out) if kind == "linear" else nn.Identity()
 
 
-def _check_labels(loss: Any) -> None:
-    """Raise unless the pairwise loss takes labels."""
+def _check_takes(loss: Any, name: Literal["labels", "sets"]) -> None:
+    """Raise unless the pairwise loss takes labels, or sets."""
     taken = signature(loss.forward if isinstance(loss, nn.Module) else loss).parameters
-    if "labels" not in taken or not getattr(getattr(loss, "function", None), "takes_labels", True):
-        name = type(loss).__name__ if isinstance(loss, nn.Module) else getattr(loss, "__name__", repr(loss))
-        raise ValueError(
-            f"expected a loss that takes labels for pairs with labels (several captions of an image), got {name}; "
-            "take info-nce, nt-xent or sparse-clr, or keep one pair of each label"
-        )
+    if name not in taken or not getattr(getattr(loss, "function", None), f"takes_{name}", True):
+        shown = type(loss).__name__ if isinstance(loss, nn.Module) else getattr(loss, "__name__", repr(loss))
+        advice = {
+            "labels": "take info-nce, nt-xent or sparse-clr, or keep one pair of each label (one caption of an image), "
+            + see("how-to/your-pairs#several"),
+            "sets": "take info-nce, nt-xent, sparse-clr, triplet or assignment, " + see("how-to/your-pairs#sets"),
+        }
+        raise ValueError(f"expected a loss that takes {name} for pairs with {name}, got {shown}; {advice[name]}")
+
+
+def _check_needs_no_pairs(loss: nn.Module) -> None:
+    """Raise if a term of ours compares row i of one side with row i of the other; of your own terms you know."""
+    for term in loss.modules():
+        if isinstance(term, StructuralDifference) or (isinstance(term, QARe) and term.options["reference"] == "truth"):
+            raise ValueError(
+                "expected terms that need no pairs, since only sets are known, got the alignment gap or the structural "
+                "difference; leave it out, or take --term qare, " + see("how-to/your-pairs#sets")
+            )
 
 
 def _learning(parts: Parts, least: float, most: float) -> nn.Module:

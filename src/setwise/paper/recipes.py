@@ -54,7 +54,7 @@ class Cell:
     data: str
     encoder: str
     base: str  # the pairwise loss, or the method
-    term: str = ""  # "qare", "gap", "control" or none
+    term: str = ""  # "qare", "gap", "control" or none; of pairs "sets" or none
 
     @property
     def name(self) -> str:
@@ -186,7 +186,11 @@ def _pairs(cell: Cell) -> Recipe:
         "schedule": "cosine",
         "objective": {"loss": "info-nce", "temperature": 0.1, "symmetric": True},
     }
-    return Recipe.read(base | PAIRS[cell.data])
+    found = Recipe.read(base | PAIRS[cell.data])
+    if cell.term == "sets":
+        about = "sentences find their translations, though training knows only sets of 32 that belong together"
+        found = found.changed({"data.group": 32, "about": about})
+    return found
 
 
 def _all() -> list[Cell]:
@@ -201,6 +205,7 @@ def _all() -> list[Cell]:
     cells += [Cell("classification", "modern", "cifar10", "resnet18", "simclr", term) for term in ("", "qare", "gap")]
     encoders = {"multi30k": "bag", "feature-pairs": "mlp", "captions": "resnet18"}
     cells += [Cell("pairs", "pairs", data, encoder, "infonce") for data, encoder in encoders.items()]
+    cells.append(Cell("pairs", "pairs", "multi30k", "bag", "infonce", "sets"))
     for data in MATCHING_DATA:
         encoder = "resnet8" if data == "digits" else "resnet18"  # a small one, for a CPU
         for loss in MATCHING_LOSSES:

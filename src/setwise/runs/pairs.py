@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ def pair_data(recipe: Recipe, root: Path | None, given: PairSet | None = None) -
 
     ``data.validation`` training pairs, drawn by ``split_seed``, replace the test split. Where there is none, a tenth of
     the pairs is drawn in the same way, at most as many as are looked at. Then ``data.instances`` takes the first pairs.
+    Of pairs with sets, those to train on are shuffled inside of them, by ``split_seed``.
     """
     data = recipe.data
     load_split = partial(load_pairs, data.source, root, options=data.options)
@@ -54,6 +56,8 @@ def pair_data(recipe: Recipe, root: Path | None, given: PairSet | None = None) -
                 f"expected instances of at most the {len(train_set)} training pairs, got {data.instances}; leave it out"
             )
         train_set = train_set.select(torch.arange(data.instances), split="train")
+    if train_set.sets is not None:
+        train_set = train_set.shuffled(seed=data.split_seed)
     return train_set, test_set
 
 
@@ -77,6 +81,12 @@ def run_pairs(
         own = test_set.split in ("test", "val")
         drawn = "" if own else f", drawn by split_seed {recipe.data.split_seed}"
         lines = [f"{train_set.name}: {len(train_set):,} pairs to train on, {train_set.first} and {train_set.second}"]
+        if train_set.sets is not None:
+            sizes_of_sets = torch.unique(train_set.sets, return_counts=True)[1]
+            least, most = int(sizes_of_sets.min()), int(sizes_of_sets.max())
+            lines.append(
+                f"  training knows their {len(sizes_of_sets):,} sets of {least} to {most} pairs, and not the pairs"
+            )
         lines += [f"  {note}" for note in train_set.notes]
         lines.append(f"  {len(test_set):,} pairs to test on: {test_set.split}{drawn}")
         for line in lines:
@@ -134,7 +144,7 @@ def embed_run(
     theirs, mine = ({name: one.get(name) for name in same} for one in (found.data, about(data)))
     check_same_data(theirs, mine, f"{path} was trained on", "give pairs of the same kinds and sizes")
     state = {name.removeprefix("model."): x for name, x in found.tensors.items() if name.startswith("model.")}
-    method = untrained(found.recipe, data, 0)
+    method = untrained(found.recipe, replace(data, labels=None, sets=None), 0)  # of which no loss is asked for
     if any(x.dtype == torch.float64 for x in state.values()):
         method.double()
     method.load_state_dict(state)

@@ -80,19 +80,20 @@ def with_test(
 def hold_out(data: Kept, count: int, *, seed: int, kind: str) -> tuple[Kept, Kept]:
     """All items but ``count`` drawn by ``seed``, and those, each in its order.
 
-    Of pairs with labels, whole labels are drawn: as many as have ``count`` pairs or fewer, but at least one.
+    Of pairs with labels or sets, whole ones are drawn: as many as have ``count`` pairs or fewer, but at least one.
     """
     if count >= len(data):
         what = "pairs" if isinstance(data, PairSet) else "images"
         raise ValueError(f"expected validation below the {len(data)} {what}, got {count}")
     generator = torch.Generator().manual_seed(seed)
-    if isinstance(data, PairSet) and data.labels is not None:
-        _, labels, pairs = torch.unique(data.labels.cpu(), return_inverse=True, return_counts=True)
+    together = (data.sets if data.labels is None else data.labels) if isinstance(data, PairSet) else None
+    if together is not None:
+        _, numbers, pairs = torch.unique(together.cpu(), return_inverse=True, return_counts=True)
         if len(pairs) < 2:
-            raise ValueError("expected pairs of at least two labels, to hold some out, got one; add others")
+            raise ValueError("expected pairs of at least two labels or sets, to hold some out, got one; add others")
         order = torch.randperm(len(pairs), generator=generator, device="cpu")
         fit = max(1, int((pairs[order].cumsum(0) <= count).sum()))
-        held = torch.isin(labels, order[:fit])
+        held = torch.isin(numbers, order[:fit])
         rest, kept = (which.nonzero().flatten() for which in (~held, held))
         return data.select(rest, split="train"), data.select(kept, split=kind)
     order = torch.randperm(len(data), generator=generator, device="cpu")

@@ -34,14 +34,16 @@ def check_divisible(method: Method, name: str) -> None:
 def divided(batch: Batch, parts: int) -> list[Batch]:
     """The batch in so many parts of nearly the same length, or as many as it has labels."""
     rows = len(batch.labels)
-    parts, sets = min(parts, rows), len(batch.images) // rows  # two sets of images in matching: all A, then all B
+    parts, views = min(parts, rows), len(batch.images) // rows  # two sets of images in matching: all A, then all B
     found = []
     for k in range(parts):
         here = slice(rows * k // parts, rows * (k + 1) // parts)
-        both = [torch.unflatten(x, 0, (sets, rows)) for x in (batch.images, batch.samples)]
+        both = [torch.unflatten(x, 0, (views, rows)) for x in (batch.images, batch.samples)]
         images, samples = (x[:, here].flatten(0, 1) for x in both)
         second = None if batch.second is None else batch.second[here]
-        found.append(replace(batch, images=images, samples=samples, labels=batch.labels[here], second=second))
+        sets = None if batch.sets is None else batch.sets[here]
+        one = replace(batch, images=images, samples=samples, labels=batch.labels[here], second=second, sets=sets)
+        found.append(one)
     return found
 
 

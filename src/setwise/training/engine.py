@@ -33,6 +33,7 @@ from setwise.training.errors import TrainingError
 from setwise.training.feeding import Feed, fits
 from setwise.training.processes import share_norms
 from setwise.training.schedule import batch_sizes, epoch_order, epoch_rates
+from setwise.training.whole_sets import WholeSets
 
 _drawing = threading.Lock()  # torch has one generator for all threads
 
@@ -72,6 +73,7 @@ class Engine:
             _check_share()
             torch.backends.cudnn.benchmark = True
             torch.backends.cudnn.allow_tf32 = self.precision != "float32"  # float32 means float32
+        self._sets: WholeSets | None = None
         one_pass, self.passes = self._batch_sizes(data), passes_of_an_epoch(recipe, data)
         self._steps_a_pass, self.sizes = len(one_pass), one_pass * self.passes
         self.steps = len(self.sizes)  # in an epoch
@@ -137,8 +139,7 @@ class Engine:
     def begin(self, epoch: int, step: int = 0) -> None:
         """Go to a step of an epoch; at the epoch's first the sums start at 0 and the method prepares itself."""
         used, turns = sum(self.sizes) // self.passes, range(epoch * self.passes, (epoch + 1) * self.passes)
-        orders = [epoch_order(len(self.data), seed=self.seed, epoch=turn)[:used] for turn in turns]
-        self._order.copy_(torch.cat(orders))
+        self._order.copy_(torch.cat([self._epoch_order(turn)[:used] for turn in turns]))
         rates = epoch_rates(self.recipe, epoch, self.steps)
         self._rates.copy_(rates)
         self.last_rate = rates[-1].item()
@@ -152,6 +153,11 @@ class Engine:
                 total.zero_()
             if isinstance(self.data, ImageSet):
                 self.method.begin_epoch(self.data, seed=self.seed, epoch=epoch)
+
+    def _epoch_order(self, epoch: int) -> Tensor:
+        if self._sets is not None:
+            return self._sets.order(seed=self.seed, epoch=epoch)
+        return epoch_order(len(self.data), seed=self.seed, epoch=epoch)
 
     def step(self) -> None:
         """One step, queued on the device."""
@@ -221,7 +227,8 @@ class Engine:
         if isinstance(data, PairSet):
             first, second = (side.take(samples) for side in (data.first, data.second))
             labels = samples if data.labels is None else data.labels[samples]
-            return Batch(first, samples, labels, seed, epoch, dtype, last, second)
+            sets = None if data.sets is None else data.sets[samples]
+            return Batch(first, samples, labels, seed, epoch, dtype, last, second, sets)
         if isinstance(data, MatchedSet):
             places, keys = draw_shots(data, samples, seed=seed, epoch=epoch)
             labels = samples
@@ -306,6 +313,9 @@ class Engine:
                 f"expected a batch that {many} processes can share equally, got {batch}; "
                 + see("how-to/many-gpus#equal-parts")
             )
+        if isinstance(data, PairSet) and data.sets is not None:
+            self._sets = WholeSets(data.sets, batch, drop_last=drop_last, processes=many)
+            return self._sets.sizes
         sizes = batch_sizes(len(data), batch, drop_last=drop_last, processes=many)
         if self.recipe.epochs and len(data) < 2:
             raise ValueError(f"expected at least two images to train on, got {len(data)} in {data.name}")

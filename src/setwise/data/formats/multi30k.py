@@ -9,8 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
+import torch
+
 import setwise.register as register
-from setwise.checks import check_option
+from setwise.checks import check_count, check_option
 from setwise.data.api import DataError
 from setwise.data.fetching.published import MB, Published
 from setwise.data.pairs import PairSet, Side
@@ -49,8 +51,12 @@ def multi30k(
     vocabulary: int = Tokenizer.vocabulary,
     ngrams: tuple[int, ...] = Tokenizer.ngrams,
     length: int = Tokenizer.length,
+    group: int | None = None,
 ) -> PairSet:
-    """Sentences in two languages. ``test`` names the split to test on: "val" is for choosing between recipes."""
+    """Sentences in two languages. ``test`` names the split to test on: "val" is for choosing between recipes.
+
+    With a ``group``, training knows no pairs, but sets of so many lines that follow each other.
+    """
     check_option(split, tuple(FILES), "split")
     if first == second:
         raise ValueError(f"expected two languages, got {first} twice; give --data.first or --data.second")
@@ -64,4 +70,6 @@ def multi30k(
             raise DataError(f"expected {plain.name} or {path.name} in {place}, got neither; {PUBLISHED.by_hand}")
         (ids,) = read_ids(path, columns=1, tokenizer=tokenizer)
         sides.append(Side(ids, vocabulary))
-    return PairSet(f"{NAME}-{first}-{second}", split, sides[0], sides[1])
+    check_count(group, "group")
+    sets = torch.arange(len(sides[0]), device="cpu") // group if group and split == "train" else None
+    return PairSet(f"{NAME}-{first}-{second}", split, sides[0], sides[1], sets=sets)
