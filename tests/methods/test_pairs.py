@@ -252,6 +252,33 @@ def test_the_loss_has_the_sets_of_its_batch(registries):
     sw.methods.create(fine, pairs)
 
 
+@pytest.mark.parametrize(("anneal", "first"), [(0.5, 3), (0.0, 0), (0.7, 5), (1.0, 6)])
+def test_the_truth_changes_when_its_share_of_training_is_done(registries, anneal, first):
+    seen = []
+
+    @sw.register.loss("own", about="A test's.")
+    class Own(torch.nn.Module):
+        def forward(self, z_a, z_b, sets):
+            seen.append(sets)
+            return (z_a - z_b).square().mean()
+
+    method = {"name": "pairs", "truth": "one-to-one", "anneal": anneal}
+    trained(recipe_of(encoder="mlp", second_encoder="bag", objective={"loss": "own"}, method=method), in_sets())
+    assert [sw.Sets(*sets).truth for sets in seen] == ["same"] * first + ["one-to-one"] * (6 - first)
+    seen.clear()
+    method = {"name": "pairs", "price": 0.3}
+    trained(recipe_of(encoder="mlp", second_encoder="bag", objective={"loss": "own"}, method=method), in_sets())
+    assert {sets[2:] for sets in seen} == {("same", 0.3)}
+
+
+def test_truth_and_price_are_for_sets():
+    known = PairSet("a", "train", vectors(0), ids(1))
+    for option in ({"truth": "hard"}, {"price": 0.3}):
+        recipe = recipe_of(encoder="mlp", second_encoder="bag", method={"name": "pairs", **option})
+        with pytest.raises(ValueError, match="expected sets for --method.truth and --method.price"):
+            sw.methods.create(recipe, known)
+
+
 @pytest.mark.parametrize("loss", ["info-nce", "nt-xent", "sparse-clr", "triplet"])
 def test_sets_in_parts_are_the_whole(loss):
     recipes = [recipe_of(encoder="mlp", second_encoder="bag", objective={"loss": loss}, parts=n) for n in (1, 3)]

@@ -337,8 +337,11 @@ def test_training_sees_no_pairs_and_the_test_true_ones(documents):
     assert np.mean(np.array(a) == np.array(b)) < 0.4, "one of four or five, by chance"
 
 
-def test_a_stopped_run_on_sets_ends_as_if_it_had_not(documents, tmp_path):
+@pytest.mark.parametrize("anneal", [None, 0.6])
+def test_a_stopped_run_on_sets_ends_as_if_it_had_not(documents, tmp_path, anneal):
     changes = SMALL | {"epochs": 2, "data.sets": "document"}
+    if anneal is not None:
+        changes |= {"method.truth": "one-to-one", "method.anneal": anneal, "method.price": -0.1}
     pretrain = partial(sw.pretrain, documents, changes=changes, device="cpu", resume=True)
     whole = pretrain(out=tmp_path / "whole")
     step = Engine.step

@@ -17,6 +17,7 @@ from setwise.losses.combined import SetContrastive
 from setwise.losses.controls import StructuralDifference
 from setwise.losses.modules import QARe
 from setwise.losses.objective import Choice
+from setwise.losses.options import KnownSets, Sets, Truth
 from setwise.losses.parallel import Processes, distributed
 from setwise.methods.method import Batch, Method, Parts
 
@@ -43,7 +44,11 @@ class Pairs(Method):
 
     ``shared``: one encoder and one head for both. ``head``: the recipe's with a hidden layer ("mlp"), one linear layer,
     or none. ``learn_temperature`` starts at the objective's and stays from ``least`` to ``most``.
+    Where only sets are known, ``truth`` and ``price`` are those of ``Sets``, see ``setwise.losses.sets``. The truth is
+    "same" until the share ``anneal`` of training is done.
     """
+
+    trained: Tensor  # the share of training done, where that decides the truth
 
     def __init__(
         self,
@@ -54,6 +59,9 @@ class Pairs(Method):
         learn_temperature: bool = False,
         least_temperature: float = 0.01,
         most_temperature: float = 1.0,
+        truth: Truth = "same",
+        anneal: float = 0.5,
+        price: float | None = None,
     ) -> None:
         super().__init__()
         if shared and (parts.recipe.second_encoder is not None or not parts.alike):
@@ -80,6 +88,14 @@ class Pairs(Method):
         if self.in_sets:
             _check_takes(self.pairwise, "sets")
             _check_needs_no_pairs(self.loss)
+        elif truth != "same" or price is not None:
+            raise ValueError(
+                "expected sets for --method.truth and --method.price, got known pairs; leave these out, or give sets, "
+                + see("how-to/your-pairs#sets")
+            )
+        self.truth, self.anneal, self.price = truth, anneal, price
+        if truth != "same":
+            self.register_buffer("trained", torch.zeros((), dtype=torch.float64))
 
     @property
     def pairwise(self) -> Any:
@@ -110,7 +126,7 @@ class Pairs(Method):
         z_a, z_b = self.embed(encoded)
         known: dict[str, Any] = {"labels": batch.labels} if self.labelled else {}
         if self.in_sets:
-            known["sets"] = batch.sets, batch.sets
+            known["sets"] = self._known_sets(cast(Tensor, batch.sets))
         if isinstance(self.loss, SetContrastive):
             terms = self.loss.terms(z_a, z_b, features=encoded if self.loss.on == "features" else None, **known)
         else:
@@ -118,6 +134,13 @@ class Pairs(Method):
         if self.bounds is not None:
             terms["temperature"] = self.pairwise.temperature.detach()
         return terms
+
+    def _known_sets(self, ids: Tensor) -> KnownSets:
+        """The sets of both sides, with the truth of this step; as a plain pair where that says it all."""
+        late = self.truth != "same" and bool(self.trained >= self.anneal)
+        if not late and self.price is None:
+            return ids, ids
+        return Sets(ids, ids, self.truth if late else "same", self.price)
 
     def groups(self) -> list[dict[str, Any]]:
         """All parameters; a learned temperature has no weight decay."""
@@ -128,9 +151,11 @@ class Pairs(Method):
         return [{"params": [p for p in group["params"] if p is not own]}, {"params": [own], "weight_decay": 0.0}]
 
     def after_step(self, step: Tensor, total: int) -> None:
-        """Keep a learned temperature within its bounds."""
+        """Keep a learned temperature within its bounds; count what decides the truth."""
         if self.bounds is not None:
             self._logarithm().clamp_(*self.bounds)
+        if self.truth != "same":
+            self.trained.copy_(step / total)
 
     def _logarithm(self) -> Tensor:
         return cast(Tensor, self.pairwise.parametrizations.temperature.original)
