@@ -102,7 +102,7 @@ class _RowsOfSets(torch.autograd.Function):
         return difference * grad[:, None], None, None, None
 
 
-# Losses of rows [N] or of the whole assignment [], by (θ, admissible, maximum, smoothing, single).
+# The loss of the whole assignment [], by (θ, admissible, maximum, smoothing, single).
 difference_of_maxima: Callable[..., Tensor] = _DifferenceOfMaxima.apply
 
 
