@@ -396,8 +396,10 @@ def test_other_pairs_are_read_as_the_run_read_its_own(tmp_path):
 
 
 @pytest.mark.gpu
-def test_a_captured_step_on_a_gpu_is_the_same(tsv):
-    recipe = RECIPE.changed({"data.source": str(tsv)} | SMALL | {"method.learn_temperature": True})
+@pytest.mark.parametrize("known", ["pairs", "sets"])
+def test_a_captured_step_on_a_gpu_is_the_same(tsv, documents, known):
+    file = {"data.source": str(tsv)} if known == "pairs" else {"data.source": str(documents), "data.sets": "document"}
+    recipe = RECIPE.changed(file | SMALL | {"method.learn_temperature": True})
     train, _ = pair_data(recipe, None)
     engines = [Engine(recipe, train, seed=1, device=torch.device("cuda"), capture=capture) for capture in (True, False)]
     for engine in engines:

@@ -19,8 +19,7 @@ class WholeSets:
 
     def __init__(self, sets: Tensor, batch: int, *, drop_last: bool, processes: int = 1) -> None:
         """``sets`` int64 [N]: the set of each row. ``drop_last`` leaves out a last batch that has room for any set."""
-        _, number, self._counts = torch.unique(sets.cpu(), return_inverse=True, return_counts=True)
-        self._members = torch.split(number.argsort(stable=True), self._counts.tolist())
+        _, self._set, self._counts = torch.unique(sets.cpu(), return_inverse=True, return_counts=True)
         largest = int(self._counts.max())
         if 2 * largest > batch or len(self._counts) < 2:
             raise ValueError(
@@ -49,7 +48,7 @@ class WholeSets:
     def order(self, *, seed: int, epoch: int) -> Tensor:
         """The rows of the first batch, then of the next; then those that are left out. Int64 [N], on the CPU."""
         drawn = epoch_order(len(self._counts), seed=seed, epoch=epoch)
-        filled, wanted, offered = self._places.clone(), self._counts[self._places], self._counts[drawn]
+        place, size_of_place = torch.empty_like(drawn), self._counts[self._places]
         for rows in torch.unique(self._counts):
-            filled[wanted == rows] = drawn[offered == rows]
-        return torch.cat([self._members[one] for one in filled.tolist()])
+            place[drawn[self._counts[drawn] == rows]] = (size_of_place == rows).nonzero().flatten()
+        return place[self._set].argsort(stable=True)
