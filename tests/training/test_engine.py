@@ -12,6 +12,7 @@ import setwise.register as register
 from setwise import encoders, methods
 from setwise.data import ImageSet, MatchedSet, matched_halves
 from setwise.losses.presets import presets
+from setwise.methods.contrastive import Contrastive
 from setwise.methods.matching import draw_shots
 from setwise.paper.recipes import recipe as named
 from setwise.recipe import Recipe
@@ -302,8 +303,9 @@ def test_layers_compute_in_the_recipes_precision(digits, recipe, precision):
     assert engine.means()["loss"] == pytest.approx(trained(recipe, digits, 1).means()["loss"], rel=0.01)
 
 
-def test_a_smaller_batch_is_captured_when_it_comes_again(digits, recipe, monkeypatch):
-    """Here without a GPU: a capture runs nothing but its warm-ups, and its replay is the step."""
+@pytest.fixture
+def captures(monkeypatch):
+    """The captures of engines; without a GPU: one runs nothing but its warm-ups, and its replay is the step."""
     captures, plain = [], []
 
     def captured(run, pool, before, warm_up, stream):
@@ -321,18 +323,55 @@ def test_a_smaller_batch_is_captured_when_it_comes_again(digits, recipe, monkeyp
     monkeypatch.setattr(engines, "new_stream", lambda: "stream")
     monkeypatch.setattr(engines, "within", within)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool")
+    return captures, plain
+
+
+def test_a_smaller_batch_is_captured_when_it_comes_again(digits, recipe, captures):
+    captures, plain = captures
     engine = Engine(recipe, digits, seed=1, device=CPU)
     engine._prepare(capture=True, compile=False)
-    assert captures == [((60,), 3)]
+    assert captures == [((60, None), 3)]
     for epoch, expected in enumerate((1, 2, 2)):
         engine.begin(epoch)
         for _ in range(engine.steps):
             engine.step()
         assert len(captures) == expected
-    assert (captures[1], plain) == (((20,), 0), ["stream"])
+    assert (captures[1], plain) == (((20, None), 0), ["stream"])
     other = trained(recipe, digits, epochs=3)
     assert torch.equal(weights(engine), weights(other))
     assert engine.means() == other.means()
+
+
+def test_every_phase_of_a_method_is_captured_as_a_graph_of_its_own(digits, recipe, captures, monkeypatch):
+    seen = []
+
+    def phase(self, step, total):
+        seen.append((step, total))
+        return "late" if 2 * step >= total else "early"
+
+    def forward(self, batch):
+        terms = plain(self, batch)
+        return {"loss": terms["loss"] * {"early": 1.0, "late": 0.5}[batch.phase]}
+
+    plain = Contrastive.forward
+    monkeypatch.setattr(Contrastive, "phase", phase)
+    monkeypatch.setattr(Contrastive, "forward", forward)
+    recipe = recipe.changed({"epochs": 4})
+    made = []
+    for capture in (True, False):
+        engine = Engine(recipe, digits, seed=1, device=CPU)
+        if capture:
+            engine._prepare(capture=True, compile=False)
+        for epoch in range(4):
+            engine.begin(epoch)
+            for _ in range(engine.steps):
+                engine.step()
+        made.append((weights(engine), engine.means()))
+    kinds = [args for args, _ in captures[0]]
+    assert kinds == [(60, "early"), (20, "early"), (60, "late"), (20, "late")]
+    assert torch.equal(made[0][0], made[1][0])
+    assert made[0][1] == made[1][1]
+    assert seen[-1] == (4 * engine.steps - 1, 4 * engine.steps)
 
 
 @pytest.mark.gpu

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,7 +113,7 @@ class Batch:
     """Images of one step, and what their views are drawn from: all of it on the device, none of it waited for.
 
     Of pairs, ``images`` is the first side, be it images or not, and ``second`` the second one. ``sets`` has the set of
-    each row where only sets are known to belong together.
+    each row where only sets are known to belong together. ``phase`` is what the method's ``phase`` gave for this step.
     """
 
     images: Tensor  # uint8 [B, C, H, W]
@@ -124,6 +125,7 @@ class Batch:
     channels_last: bool = False
     second: Tensor | None = None
     sets: Tensor | None = None  # int64 [B]
+    phase: Hashable = None
 
     def view(self, views: Views, *, count: int = 1, first: int = 0) -> Tensor:
         """``count`` views of each image as one batch [count · B, C, H, W]: all of one, then all of the next.
@@ -186,6 +188,14 @@ class Method(nn.Module):
         A group's own "lr" is its peak: the recipe's schedule moves it as it moves the others'.
         """
         return [{"params": [p for p in self.parameters() if p.requires_grad]}]
+
+    def phase(self, step: int, total: int) -> Hashable:
+        """The kind of the step that follows ``step`` others of ``total``; its batch carries it.
+
+        A step that computes something else from some moment on, such as a loss of another form, is of another kind.
+        Each kind is captured as a graph of its own.
+        """
+        return None
 
     def after_step(self, step: Tensor, total: int) -> None:
         """Called after each optimiser step, without gradients, within the captured graph: move a target network, say.

@@ -48,8 +48,6 @@ class Pairs(Method):
     "same" until the share ``anneal`` of training is done.
     """
 
-    trained: Tensor  # the share of training done, where that decides the truth
-
     def __init__(
         self,
         parts: Parts,
@@ -94,8 +92,6 @@ class Pairs(Method):
                 + see("how-to/your-pairs#sets")
             )
         self.truth, self.anneal, self.price = truth, anneal, price
-        if truth != "same":
-            self.register_buffer("trained", torch.zeros((), dtype=torch.float64))
 
     @property
     def pairwise(self) -> Any:
@@ -126,7 +122,7 @@ class Pairs(Method):
         z_a, z_b = self.embed(encoded)
         known: dict[str, Any] = {"labels": batch.labels} if self.labelled else {}
         if self.in_sets:
-            known["sets"] = self._known_sets(cast(Tensor, batch.sets))
+            known["sets"] = self._known_sets(cast(Tensor, batch.sets), cast(Truth, batch.phase or "same"))
         if isinstance(self.loss, SetContrastive):
             terms = self.loss.terms(z_a, z_b, features=encoded if self.loss.on == "features" else None, **known)
         else:
@@ -135,12 +131,13 @@ class Pairs(Method):
             terms["temperature"] = self.pairwise.temperature.detach()
         return terms
 
-    def _known_sets(self, ids: Tensor) -> KnownSets:
+    def phase(self, step: int, total: int) -> Truth:
+        """The truth of the next step."""
+        return self.truth if step >= self.anneal * total else "same"
+
+    def _known_sets(self, ids: Tensor, truth: Truth) -> KnownSets:
         """The sets of both sides, with the truth of this step; as a plain pair where that says it all."""
-        late = self.truth != "same" and bool(self.trained >= self.anneal)
-        if not late and self.price is None:
-            return ids, ids
-        return Sets(ids, ids, self.truth if late else "same", self.price)
+        return (ids, ids) if truth == "same" and self.price is None else Sets(ids, ids, truth, self.price)
 
     def groups(self) -> list[dict[str, Any]]:
         """All parameters; a learned temperature has no weight decay."""
@@ -151,11 +148,9 @@ class Pairs(Method):
         return [{"params": [p for p in group["params"] if p is not own]}, {"params": [own], "weight_decay": 0.0}]
 
     def after_step(self, step: Tensor, total: int) -> None:
-        """Keep a learned temperature within its bounds; count what decides the truth."""
+        """Keep a learned temperature within its bounds."""
         if self.bounds is not None:
             self._logarithm().clamp_(*self.bounds)
-        if self.truth != "same":
-            self.trained.copy_(step / total)
 
     def _logarithm(self) -> Tensor:
         return cast(Tensor, self.pairwise.parametrizations.temperature.original)

@@ -7,7 +7,7 @@ import math
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -43,8 +43,8 @@ class Engine:
 
     Whatever changes from step to step lives on the device: the place in the epoch's order, the learning rate, the
     epoch's number, the sums of the loss's terms. A step reads and advances them itself, so that a GPU replays one
-    graph (and a second one for the epoch's last, smaller batch, which is captured when it comes for the second time)
-    and waits for nothing; ``begin`` sets them for an epoch, ``means`` reads them.
+    graph (and others for the epoch's last, smaller batch and for each later phase of the method, which are captured
+    when they come for the second time) and waits for nothing; ``begin`` sets them for an epoch, ``means`` reads them.
 
     Images that do not fit onto the device are brought there batch by batch, ahead of the steps.
 
@@ -130,9 +130,9 @@ class Engine:
         self.optimizer = register.optimizer[recipe.optimizer.name].make(groups, **recipe.optimizer.options | rate)
         self._parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         self._moves = type(method).after_step is not Method.after_step  # needless counting takes 1 % of a small step
-        self._graphs: dict[int, Callable[[], None]] = {}  # captured steps by their batch size
+        self._graphs: dict[tuple[int, Hashable], Callable[[], None]] = {}  # captured steps by batch size and phase
         self._pool: Any = None  # the graphs' memory, where steps are captured
-        self._taken: set[int] = set()  # sizes of batches that were stepped with before they are captured
+        self._taken: set[tuple[int, Hashable]] = set()  # kinds of steps that were taken before they are captured
         if recipe.epochs:
             self._prepare(capture and on_gpu and self.processes.capturable, compile)
 
@@ -161,25 +161,26 @@ class Engine:
 
     def step(self) -> None:
         """One step, queued on the device."""
-        rows = self.sizes[self.step_in_epoch]
+        done = self.epoch * self.steps + self.step_in_epoch
+        kind = self.sizes[self.step_in_epoch], self.method.phase(done, self.recipe.epochs * self.steps)
         if self._feed is not None:
             self._feed.load(self.epoch, self.step_in_epoch, self._batches)
         if self._pool is None:
-            self._step(rows)
-        elif rows not in self._graphs and rows not in self._taken:  # libraries choose their kernels for this size
+            self._step(*kind)
+        elif kind not in self._graphs and kind not in self._taken:  # libraries choose their kernels for this kind
             with within(self._stream):
-                self._step(rows)
-            self._taken.add(rows)
+                self._step(*kind)
+            self._taken.add(kind)
         else:
-            if rows not in self._graphs:
-                self._graphs[rows] = self._captured(rows, warm_up=0)
-            self._graphs[rows]()
+            if kind not in self._graphs:
+                self._graphs[kind] = self._captured(*kind, warm_up=0)
+            self._graphs[kind]()
         self.step_in_epoch += 1
 
-    def _step(self, rows: int) -> None:
+    def _step(self, rows: int, phase: Hashable) -> None:
         """The next batch, of ``rows`` images over all processes: its loss, the gradients, the weights, the sums."""
         samples = self._order[self._place + self._offsets[rows]]
-        batch = self.batch(samples, None if self._feed is None else self._feed.images[: len(samples)])
+        batch = self.batch(samples, None if self._feed is None else self._feed.images[: len(samples)], phase)
         # An index of shape [1]: the host would read one of shape [].
         self._rate.copy_(self._rates[self._turn[None]][0])
         for rate, share in self._own_rates:
@@ -218,7 +219,7 @@ class Engine:
         if self._feed is not None:
             self._feed.close()
 
-    def batch(self, samples: Tensor, images: Tensor | None = None) -> Batch:
+    def batch(self, samples: Tensor, images: Tensor | None = None, phase: Hashable = None) -> Batch:
         """The images of these samples: themselves, or a shot of each view of these identities."""
         data, seed, epoch = self.data, self._seed, self._epoch
         if self.passes > 1:  # what is random is drawn anew in each
@@ -228,7 +229,7 @@ class Engine:
             first, second = (side.take(samples) for side in (data.first, data.second))
             labels = samples if data.labels is None else data.labels[samples]
             sets = None if data.sets is None else data.sets[samples]
-            return Batch(first, samples, labels, seed, epoch, dtype, last, second, sets)
+            return Batch(first, samples, labels, seed, epoch, dtype, last, second, sets, phase)
         if isinstance(data, MatchedSet):
             places, keys = draw_shots(data, samples, seed=seed, epoch=epoch)
             labels = samples
@@ -237,7 +238,8 @@ class Engine:
         if images is None and self._feed is not None:
             assert isinstance(data, ImageSet)
             images = data.read(places.cpu()).to(self.device)
-        return Batch(data.images[places] if images is None else images, keys, labels, seed, epoch, dtype, last)
+        images = data.images[places] if images is None else images
+        return Batch(images, keys, labels, seed, epoch, dtype, last, phase=phase)
 
     def means(self) -> dict[str, float]:
         """Every term of the loss, the mean over the epoch so far. Waits for the device; an error if not finite."""
@@ -340,8 +342,8 @@ class Engine:
             self._compile()
         if capture:
             self._pool, self._stream = torch.cuda.graph_pool_handle(), self._stream or new_stream()
-            rows = max(self._offsets)
-            self._graphs[rows] = self._captured(rows, DDP_WARM_UP if self.processes.joined else WARM_UP)
+            kind = max(self._offsets), self._first_phase()
+            self._graphs[kind] = self._captured(*kind, DDP_WARM_UP if self.processes.joined else WARM_UP)
         for name, x in self.method.state_dict().items():
             x.copy_(before[name])
         for parameter in self._parameters:
@@ -356,7 +358,7 @@ class Engine:
             with within(self._stream) if self._stream is not None else nullcontext():
                 for rows in sorted(self._offsets, reverse=True):
                     self.begin(0)
-                    self._step(rows)
+                    self._step(rows, self._first_phase())
         except Exception as error:  # whatever a compiler may raise; an error of the network itself comes again
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
         if self.processes.largest(bool(reason), self.device):
@@ -368,9 +370,12 @@ class Engine:
                 stacklevel=2,
             )
 
-    def _captured(self, rows: int, warm_up: int) -> Callable[[], None]:
+    def _first_phase(self) -> Hashable:
+        return self.method.phase(0, self.recipe.epochs * self.steps)
+
+    def _captured(self, rows: int, phase: Hashable, warm_up: int) -> Callable[[], None]:
         try:
-            step = partial(self._step, rows)
+            step = partial(self._step, rows, phase)
             return captured(step, self._pool, before=lambda: self.begin(0), warm_up=warm_up, stream=self._stream)
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
