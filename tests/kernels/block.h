@@ -39,7 +39,7 @@ static std::vector<Fiber> fibers;
 static jmp_buf scheduler;
 static Barrier whole;
 static std::vector<Barrier> warps;
-static std::vector<float> slots;
+static std::vector<double> slots;  // holds a float, a double or an int
 static int alarm_;
 static void yield() {
     const int mine = threadIdx.x;
@@ -64,15 +64,19 @@ static int __syncthreads_or(int x) {
     wait(whole);
     return found;
 }
-static float exchange(float x, int from) {
+template <class T>
+static T exchange(T x, int from) {
     Barrier& warp = warps[threadIdx.x / 32];
     slots[threadIdx.x] = x;
     wait(warp);
-    const float other = slots[threadIdx.x / 32 * 32 + from];
+    const T other = slots[threadIdx.x / 32 * 32 + from];
     wait(warp);
     return other;
 }
-static float __shfl_xor_sync(unsigned, float x, int mask) { return exchange(x, threadIdx.x % 32 ^ mask); }
+template <class T>
+static T __shfl_xor_sync(unsigned, T x, int mask) {
+    return exchange(x, threadIdx.x % 32 ^ mask);
+}
 static bool __any_sync(unsigned, bool x) {
     float found = x;
     for (int mask = 1; mask < 32; mask *= 2) found = std::max(found, __shfl_xor_sync(0, found, mask));
@@ -114,7 +118,7 @@ void launch(Kernel kernel, int blocks, int threads, Arguments... arguments) {
     job = [=] { kernel(arguments...); };
     for (int block = 0; block < blocks; ++block) {
         fibers.assign(threads, {});
-        slots.assign(threads, 0.0f);
+        slots.assign(threads, 0.0);
         whole = {threads};
         warps.assign(threads / 32, {32});
         blockIdx.x = block, blockDim.x = threads, gridDim.x = blocks;

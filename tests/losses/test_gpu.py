@@ -41,6 +41,12 @@ LOSSES = {
     "sets-nt-xent": lambda z_a, z_b: sw.NTXent(block_size=50)(z_a, z_b, sets=sets_of(z_a, price=-0.2)),
     "sets-sparse-clr": lambda z_a, z_b: sw.SparseCLR()(z_a, z_b, sets=sets_of(z_a)),
     "sets-set": lambda z_a, z_b: sw.SetContrastive(sw.NTXent())(z_a, z_b, sets=sets_of(z_a)),
+    "sets-nt-xent-one-to-one": lambda z_a, z_b: sw.NTXent()(z_a, z_b, sets=sets_of(z_a, truth="one-to-one")),
+    "sets-one-to-one": lambda z_a, z_b: sw.AssignmentLoss(mining="one-to-one")(z_a, z_b, sets=sets_of(z_a)),
+    "sets-infonce-one-to-one": lambda z_a, z_b: sw.InfoNCE()(
+        z_a, z_b, sets=sets_of(z_a, truth="one-to-one", price=-0.2)
+    ),
+    "one-to-one": sw.AssignmentLoss(mining="one-to-one"),
     "triplet": sw.TripletMargin(),
     "nt-logistic": sw.NTLogistic(),
     "qare": sw.QARe(),
@@ -54,11 +60,9 @@ LOSSES = {
     "released/simclr-qare": sw.presets("released/simclr-qare", beta=0.5),
 }
 WAITING = {
-    "one-to-one": sw.AssignmentLoss(mining="one-to-one"),
+    "sets-infonce-quadratic": lambda z_a, z_b: sw.InfoNCE()(z_a, z_b, sets=sets_of(z_a, truth="quadratic")),
     "sinkhorn": sw.AssignmentLoss(mining="one-to-one", smoothing="sinkhorn"),
     "sparsemap": sw.AssignmentLoss(mining="one-to-one", smoothing="sparsemap"),
-    "sets-nt-xent-one-to-one": lambda z_a, z_b: sw.NTXent()(z_a, z_b, sets=sets_of(z_a, truth="one-to-one")),
-    "sets-one-to-one": lambda z_a, z_b: sw.AssignmentLoss(mining="one-to-one")(z_a, z_b, sets=sets_of(z_a)),
     "sets-sinkhorn": lambda z_a, z_b: sw.AssignmentLoss(mining="one-to-one", smoothing="sinkhorn")(
         z_a, z_b, sets=sets_of(z_a, price=30.0)
     ),

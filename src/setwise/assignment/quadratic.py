@@ -141,6 +141,17 @@ def solve_quadratic(
     return QuadraticSolution(permutation.to(a.device), float(value), method == "exact")
 
 
+def structure_of(s: Tensor) -> Tensor:
+    """``s`` [N, N] between different items, about its mean: for permutations the same problem but for a constant.
+
+    Frank-Wolfe sees the difference. With the diagonal as it is, every row is nearest to itself, the objective is
+    convex and all its first-order steps lead back to the start.
+    """
+    n = len(s)
+    pairs = (s + s.mT) / 2 - (s.sum() - s.trace()) / max(1, n * (n - 1))
+    return pairs.fill_diagonal_(0)
+
+
 def _solve(
     flow: Floats,
     distance: Floats,

@@ -39,6 +39,7 @@ from torch.nn.functional import pad
 
 from setwise.assignment.linear import solve_linear
 from setwise.checks import check_floating, check_matrix, check_option
+from setwise.kernels.assign import best_inside
 from setwise.similarity import full_precision
 
 Mining = Literal["batch-hard", "one-to-one"]
@@ -142,7 +143,7 @@ def best_assignment(theta: Tensor, *, smoothing: Smoothing) -> Maximum:
             'go with smoothing="none" or mining="batch-hard"'
         )
     if smoothing == "none":
-        best = solve_linear(theta, maximize=True)[:, None]
+        best = _best_columns(theta)[:, None]
         argmax = torch.zeros_like(theta).scatter_(1, best, 1)
         return Maximum(theta.gather(1, best).sum(), argmax, truth=0.0)
     if smoothing == "entropy":
@@ -165,6 +166,13 @@ def best_assignment(theta: Tensor, *, smoothing: Smoothing) -> Maximum:
     return _hull_maximum(theta, smoothing="entropy" if smoothing == "sinkhorn" else "sparse")
 
 
+def _best_columns(theta: Tensor) -> Tensor:
+    """The column of each row of θ [N, M], N <= M, in the best assignment; a GPU is not waited for."""
+    one_set = [torch.zeros(size, dtype=torch.int64, device=theta.device) for size in theta.shape]
+    found = best_inside(theta, *one_set) if theta.is_cuda else None
+    return solve_linear(theta, maximize=True) if found is None else found[0]
+
+
 @torch.no_grad()
 def best_partial(theta: Tensor, *, smoothing: Smoothing) -> Maximum:
     """Maximum over one-to-one assignments of θ [N, M] that may leave any row and any column alone, at a score of 0.
@@ -175,7 +183,7 @@ def best_partial(theta: Tensor, *, smoothing: Smoothing) -> Maximum:
     if smoothing == "none":
         worth = theta.clamp_min(0)
         wide = worth if len(theta) <= theta.shape[1] else worth.mT
-        hit = torch.zeros_like(wide).scatter_(1, solve_linear(wide, maximize=True)[:, None], 1)
+        hit = torch.zeros_like(wide).scatter_(1, _best_columns(wide)[:, None], 1)
         argmax = (hit if wide is worth else hit.mT) * (theta > 0)
         return Maximum((worth * argmax).sum(), argmax, truth=0.0)
     if smoothing == "entropy":

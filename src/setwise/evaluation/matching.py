@@ -22,6 +22,7 @@ from torch.nn import functional
 
 from setwise.assignment import quadratic_objective, solve_quadratic
 from setwise.assignment.linear import best_columns
+from setwise.assignment.quadratic import structure_of
 from setwise.checks import check_number, imported, see
 from setwise.evaluation.ranks import (
     ROUNDING,
@@ -275,13 +276,13 @@ def match_quadratic(
         s = -torch.from_numpy(costs)
         if weight and n > 1:
             own = torch.outer(s_a.diagonal(), s_b.diagonal())
-            assignment = _improved(linear, share * _pairs(s_a), _pairs(s_b), s + share * own)
+            assignment = _improved(linear, share * structure_of(s_a), structure_of(s_b), s + share * own)
 
         def objective(p: Ints) -> float:
             return float(quadratic_objective(share * s_a, s_b, torch.from_numpy(p), s))
 
     else:
-        s_a, s_b = share * _pairs(s_a), _pairs(s_b)
+        s_a, s_b = share * structure_of(s_a), structure_of(s_b)
         if weight and (linear >= 0).any():
             assignment = _improved_part(linear, s_a, s_b, costs, price)
 
@@ -511,17 +512,6 @@ def _improved_part(p: Ints, a: Tensor, b: Tensor, costs: Floats, price: float | 
     a, b = (functional.pad(x, (0, n + m - len(x)) * 2) for x in (a, b))
     found = _improved(start, a, b, torch.from_numpy(gain))[:n]
     return np.where(found < m, found, -1)
-
-
-def _pairs(s: Tensor) -> Tensor:
-    """``s`` [N, N] between different items, about its mean: for permutations the same problem but for a constant.
-
-    Frank-Wolfe sees the difference. With the diagonal as it is, every row is nearest to itself, the objective is
-    convex and all its first-order steps lead back to the start.
-    """
-    n = len(s)
-    pairs = (s + s.mT) / 2 - (s.sum() - s.trace()) / max(1, n * (n - 1))
-    return pairs.fill_diagonal_(0)
 
 
 def _margin(costs: Floats, p: Ints, price: float | None = None) -> float:

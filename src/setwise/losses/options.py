@@ -31,7 +31,7 @@ from setwise.similarity import is_distance
 P = ParamSpec("P")
 Temperature = float | Tensor  # a tensor [] may be learned
 Reduction = Literal["mean", "sum"]
-Truth = Literal["same", "hard", "one-to-one"]
+Truth = Literal["same", "hard", "one-to-one", "quadratic"]
 
 
 class Sets(NamedTuple):
@@ -39,7 +39,8 @@ class Sets(NamedTuple):
 
     Equal ids of both sides belong together. A plain pair ``(sets_a, sets_b)`` is the same with the other fields left
     out. ``truth``: the maximum over what the sets allow. "same" is the loss's own. "hard" takes the best partner of
-    each row. "one-to-one" takes the best assignment inside every pair of sets.
+    each row. "one-to-one" takes the best assignment inside every pair of sets. "quadratic" takes one that also keeps
+    the structure of the sets, which weighs ``structure`` there.
     ``price``: a row may stay alone, at a score of -price. See ``setwise.losses.sets``.
 
     Examples:
@@ -52,6 +53,7 @@ class Sets(NamedTuple):
     b: Tensor
     truth: Truth = "same"
     price: float | None = None
+    structure: float = 1.0
 
 
 KnownSets = Sets | tuple[Tensor, Tensor]
@@ -142,7 +144,7 @@ def check_sets(
     sets: KnownSets, z_a: Tensor, z_b: Tensor, extra: Tensor | None, labels: Tensor | None, options: Mapping[str, Any]
 ) -> None:
     """Raise unless ``sets`` are those of the rows of ``z_a`` and ``z_b``, and a loss with these options takes them."""
-    if not isinstance(sets, (tuple, list)) or len(sets) not in (2, 4):
+    if not isinstance(sets, (tuple, list)) or len(sets) not in (2, 5):
         raise ValueError(
             f"expected sets to be a pair (sets_a, sets_b) of tensors, or sw.Sets(...), got {type(sets).__name__}"
             f"{f' of {len(sets)}' if isinstance(sets, (tuple, list)) else ''}; give the ids of both sides, "
@@ -165,6 +167,7 @@ def check_sets(
     check_option(known.truth, get_args(Truth), "truth")
     if known.price is not None:
         check_number(known.price, "price")
+    check_number(known.structure, "structure")
     if labels is not None:
         raise ValueError("expected labels or sets, got both; give what is known: all partners, or only the sets")
     if options.get("reduction") == "log-mean":
@@ -183,8 +186,8 @@ def _check_assignment(sets: Sets, z_a: Tensor, z_b: Tensor, smoothing: str) -> N
     """Raise where one-to-one assignments of these sets have no form."""
     if sets.truth == "hard":
         raise ValueError(
-            'expected truth "same" or "one-to-one" with mining="one-to-one", got "hard": rows that each take the best '
-            "partner may take the same"
+            'expected truth "same", "one-to-one" or "quadratic" with mining="one-to-one", got "hard": rows that each '
+            "take the best partner may take the same"
         )
     if sets.price is None and smoothing != "none" and len(z_a) != len(z_b):
         raise ValueError(

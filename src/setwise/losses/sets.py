@@ -21,7 +21,12 @@ have large ones, a price is often below 0: at -0.3 a row stays alone where no pa
 ``Sets.truth`` chooses another second maximum, one that takes a single partner. The loss is then that of ``structured``
 against that partner. "hard": the best admissible one of each row. "one-to-one": the best assignment inside every pair
 of sets. Where the two are of unequal sizes it matches the smaller one whole, and the rows left over have no partner.
-Early in training both choose by chance and then confirm their choice. So begin with "same".
+"quadratic": an assignment inside every pair of sets A, B, with n the size of the smaller one, that is good for
+
+    max_Y <S_AB, Y> + structure / n · tr(S_A Y S_B^T Y^T)
+
+with S_A and S_B between different items and about their means. Early in training all of these choose by chance and then
+confirm their choice. So begin with "same".
 """
 
 from __future__ import annotations
@@ -37,8 +42,10 @@ from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
 from setwise.assignment.linear import solve_linear
+from setwise.assignment.quadratic import solve_quadratic, structure_of
 from setwise.assignment.smoothing import Maximum, Smoothing, best_assignment, best_partial, best_rows
 from setwise.checks import one_derivative, see
+from setwise.kernels.assign import best_inside
 from setwise.losses.options import KnownSets, Sets, Temperature
 from setwise.losses.parallel import Processes
 from setwise.losses.structured import (
@@ -222,8 +229,10 @@ def set_row_losses(
         (own,) = prepare(own, similarity=similarity)
     every_a, every_b, ids_a, ids_b = (x if processes is None else processes.gather(x) for x in (z_a, z_b, *known[:2]))
     of_a, of_b = known.a, known.b
-    if known.truth == "one-to-one":  # the number of the partner is then what has to be equal
-        partner_a, partner_b = partners_inside(every_a, every_b, ids_a, ids_b, similarity, known.price)
+    matched_whole = known.truth in ("one-to-one", "quadratic")
+    if matched_whole:  # the number of the partner is then what has to be equal
+        every = Sets(ids_a, ids_b, *known[2:])
+        partner_a, partner_b = partners_inside(every_a, every_b, every, similarity)
         rank = 0 if processes is None else processes.rank
         of_a, of_b = partner_a[rank * len(z_a) :][: len(z_a)], partner_b[rank * len(z_b) :][: len(z_b)]
         ids_a, ids_b = (torch.arange(len(z), device=z.device) for z in (every_a, every_b))
@@ -234,7 +243,7 @@ def set_row_losses(
         x, y = prepare(anchors, torch.cat(parts) if parts[1:] else others, similarity=similarity)
         itself = len(others) + (0 if processes is None else processes.rank * len(anchors)) if own_side else None
         options = (similarity, smoothing, temperature, margin, clamp, block_size)
-        if known.truth == "one-to-one" and known.price is None:
+        if matched_whole and known.price is None:
             matched = ids >= 0
             found = torch.where(matched, row_losses(x, y, ids.clamp_min(0), itself, *options, own), 0), matched
         else:
@@ -277,8 +286,9 @@ def set_assignment_loss(
     if known.price is None:
         for allowed in (admissible, admissible.mT)[: 2 if symmetric else 1]:
             _check_admissible(allowed)
-    if known.truth == "one-to-one":
-        partner, _ = partners_inside(z_a, z_b, known.a, known.b, similarity, known.price)
+    single = known.truth != "same"
+    if single:
+        partner, _ = partners_inside(z_a, z_b, known, similarity)
         admissible = partner[:, None] == torch.arange(len(z_b), device=z_b.device)
     losses = []
     for x, y, allowed in [(z_a, z_b, admissible), (z_b, z_a, admissible.mT)][: 2 if symmetric else 1]:
@@ -287,7 +297,7 @@ def set_assignment_loss(
         solve = best_assignment if known.price is None else best_partial
         if known.price is not None:
             theta = theta + known.price / temperature
-        losses.append(difference_of_maxima(theta, allowed, solve, smoothing, known.truth == "one-to-one"))
+        losses.append(difference_of_maxima(theta, allowed, solve, smoothing, single))
     return torch.stack(losses).mean()
 
 
@@ -307,32 +317,51 @@ def _check_admissible(allowed: Tensor) -> None:
 
 
 @torch.no_grad()
-def partners_inside(
-    z_a: Tensor, z_b: Tensor, ids_a: Tensor, ids_b: Tensor, similarity: Similarity, price: float | None = None
-) -> tuple[Tensor, Tensor]:
+def partners_inside(z_a: Tensor, z_b: Tensor, sets: Sets, similarity: Similarity) -> tuple[Tensor, Tensor]:
     """The best one-to-one assignment inside every pair of sets: the partner of each row [N], [M], or -1 for none.
 
-    Without a ``price`` the smaller side of a pair is matched whole. With one, only pairs with a score above -price are.
-    Solved on the CPU, set by set.
+    Without a price the smaller side of a pair is matched whole. With one, only pairs with a score above -price are.
+    ``sets.truth`` "quadratic" counts the structure of the sets too. A GPU solves all sets at once, without waiting;
+    scipy, and all of "quadratic", solve on the CPU, set by set.
     """
-    x, y = (z.cpu() for z in prepare(z_a, z_b, similarity=similarity))
+    x, y = prepare(z_a, z_b, similarity=similarity)
+    if x.is_cuda and sets.truth != "quadratic":
+        scores = prepared_scores(x, y, similarity=similarity)
+        scores = scores if sets.price is None else (scores + sets.price).clamp_min_(0)
+        found = best_inside(scores, sets.a, sets.b)
+        if found is not None:
+            return found if sets.price is None else _worth(*found, scores)
+    x, y = x.cpu(), y.cpu()
     to_b, to_a = (torch.full((len(z),), -1, device="cpu") for z in (x, y))
-    rows, columns = _members(ids_a), _members(ids_b)
+    rows, columns = _members(sets.a), _members(sets.b)
     for one in rows.keys() & columns.keys():
         i, j = rows[one], columns[one]
         scores = prepared_scores(x[i], y[j], similarity=similarity)
-        if price is not None:
-            scores = (scores + price).clamp_min_(0)
-        row = torch.arange(min(scores.shape), device="cpu")
+        if sets.price is not None:
+            scores = (scores + sets.price).clamp_min_(0)
+        partner = torch.full((len(i),), -1, device="cpu")
         if len(i) <= len(j):
-            column = solve_linear(scores, maximize=True)
+            partner = solve_linear(scores, maximize=True)
         else:
-            row, column = solve_linear(scores.mT, maximize=True), row
-        if price is not None:
-            worth = scores[row, column] > 0
-            row, column = row[worth], column[worth]
-        to_b[i[row]], to_a[j[column]] = j[column], i[row]
+            partner[solve_linear(scores.mT, maximize=True)] = torch.arange(len(j), device="cpu")
+        if sets.truth == "quadratic" and min(scores.shape) > 1:
+            s_a, s_b = (structure_of(prepared_scores(z, z, similarity=similarity)) for z in (x[i], y[j]))
+            share = sets.structure / min(scores.shape)
+            partner = solve_quadratic(
+                share * s_a, s_b, scores, maximize=True, method="faq", initial=partner
+            ).permutation
+        row = (partner >= 0).nonzero()[:, 0]
+        if sets.price is not None:
+            row = row[scores[row, partner[row]] > 0]
+        to_b[i[row]], to_a[j[partner[row]]] = j[partner[row]], i[row]
     return to_b.to(z_a.device), to_a.to(z_b.device)
+
+
+def _worth(to_b: Tensor, to_a: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
+    """The pairs whose score [N, M] is above 0."""
+    in_rows = scores.gather(1, to_b.clamp_min(0)[:, None])[:, 0] > 0
+    in_columns = scores.gather(0, to_a.clamp_min(0)[None])[0] > 0
+    return torch.where(in_rows, to_b, -1), torch.where(in_columns, to_a, -1)
 
 
 def _members(ids: Tensor) -> dict[int, Tensor]:

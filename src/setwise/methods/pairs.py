@@ -44,8 +44,8 @@ class Pairs(Method):
 
     ``shared``: one encoder and one head for both. ``head``: the recipe's with a hidden layer ("mlp"), one linear layer,
     or none. ``learn_temperature`` starts at the objective's and stays from ``least`` to ``most``.
-    Where only sets are known, ``truth`` and ``price`` are those of ``Sets``, see ``setwise.losses.sets``. The truth is
-    "same" until the share ``anneal`` of training is done.
+    Where only sets are known, ``truth``, ``price`` and ``structure`` are those of ``Sets``, see
+    ``setwise.losses.sets``. The truth is "same" until the share ``anneal`` of training is done.
     """
 
     def __init__(
@@ -60,6 +60,7 @@ class Pairs(Method):
         truth: Truth = "same",
         anneal: float = 0.5,
         price: float | None = None,
+        structure: float = 1.0,
     ) -> None:
         super().__init__()
         if shared and (parts.recipe.second_encoder is not None or not parts.alike):
@@ -91,7 +92,7 @@ class Pairs(Method):
                 "expected sets for --method.truth and --method.price, got known pairs; leave these out, or give sets, "
                 + see("how-to/your-pairs#sets")
             )
-        self.truth, self.anneal, self.price = truth, anneal, price
+        self.truth, self.anneal, self.price, self.structure = truth, anneal, price, structure
 
     @property
     def pairwise(self) -> Any:
@@ -137,7 +138,9 @@ class Pairs(Method):
 
     def _known_sets(self, ids: Tensor, truth: Truth) -> KnownSets:
         """The sets of both sides, with the truth of this step; as a plain pair where that says it all."""
-        return (ids, ids) if truth == "same" and self.price is None else Sets(ids, ids, truth, self.price)
+        return (
+            (ids, ids) if truth == "same" and self.price is None else Sets(ids, ids, truth, self.price, self.structure)
+        )
 
     def groups(self) -> list[dict[str, Any]]:
         """All parameters; a learned temperature has no weight decay."""
