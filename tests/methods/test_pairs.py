@@ -268,7 +268,7 @@ def test_the_truth_changes_when_its_share_of_training_is_done(registries, anneal
     seen.clear()
     method = {"name": "pairs", "price": 0.3}
     trained(recipe_of(encoder="mlp", second_encoder="bag", objective={"loss": "own"}, method=method), in_sets())
-    assert {sets[2:] for sets in seen} == {("same", 0.3)}
+    assert {sets[2:] for sets in seen} == {("same", 0.3, 1.0)}
 
 
 def test_truth_and_price_are_for_sets():
