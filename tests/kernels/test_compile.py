@@ -72,7 +72,7 @@ def convolutions():
 
 
 def others():
-    for name in ("unit_rows", "unit_rows_backward", "spectra_product", "row_losses"):
+    for name in ("unit_rows", "unit_rows_backward", "spectra_product", "row_losses", "set_losses"):
         yield ("rows.cu",), name, ()
     for name, channels in product(local.NAMES, (local.CHANNELS[0], local.CHANNELS[-1])):
         yield local.FILES, name, (("CHANNELS", channels),)

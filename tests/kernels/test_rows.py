@@ -10,7 +10,15 @@ import torch
 from torch import Tensor
 
 from setwise.kernels.nvrtc import source
-from setwise.kernels.rows import NOWHERE, SHORTEST, row_losses, spectra_product, unit_rows, unit_rows_backward
+from setwise.kernels.rows import (
+    NOWHERE,
+    SHORTEST,
+    row_losses,
+    set_losses,
+    spectra_product,
+    unit_rows,
+    unit_rows_backward,
+)
 
 
 def rows(width: int) -> Tensor:
@@ -143,6 +151,12 @@ extern "C" void run(int blocks, int threads, const float* theta, const long long
                     float* gradient, int rows, int width, int itself, int sparse, double margin, double least) {
     launch(row_losses, blocks, threads, theta, partners, losses, gradient, rows, width, itself, sparse, margin, least);
 }
+extern "C" void run_sets(int blocks, int threads, const float* theta, const long long* ids, const long long* others,
+                         float* losses, float* gradient, unsigned char* partnered, int rows, int width, int known,
+                         int itself, int sparse, int alone, double margin, double least) {
+    launch(set_losses, blocks, threads, theta, ids, others, losses, gradient, partnered, rows, width, known, itself,
+           sparse, alone, margin, least);
+}
 """
 
 
@@ -163,6 +177,88 @@ def test_the_text_of_row_losses_on_a_cpu(on_cpu, rows, width, itself, sparse, ma
     expected = choice(theta, partner, itself, sparse, margin, least)
     torch.testing.assert_close(losses.double(), expected[0], rtol=1e-5, atol=2e-6)
     torch.testing.assert_close(gradient.double(), expected[1], rtol=1e-5, atol=2e-6)
+
+
+def smooth(scores, sparse):
+    """The smoothed maximum of each row in float64, by torch's and entmax's functions; -inf does not count."""
+    if not sparse:
+        return scores.logsumexp(1)
+    p = entmax.sparsemax(scores, dim=1).detach()
+    return (p * scores.masked_fill(scores.isinf(), 0.0)).sum(1) - 0.5 * p.square().sum(1)
+
+
+def choice_of_sets(theta, ids, others, alone, itself, sparse, margin, least):
+    theta = theta.double().requires_grad_()
+    rows, width = theta.shape
+    true = torch.zeros(rows, width, dtype=torch.bool)
+    true[:, : len(others)] = ids[:, None] == others
+    bounded = theta if least is None else theta.clamp_min(least)
+    if alone:
+        true[:, -1] = True
+        bounded = torch.cat([bounded[:, :-1], theta[:, -1:]], 1)
+    scores = bounded - margin * true.double()
+    inside, partnered = scores.masked_fill(~true, -math.inf), true.any(1)
+    if itself is not None:
+        left_out = torch.arange(width)[None] == torch.arange(rows)[:, None] + itself
+        scores = scores.masked_fill(left_out, -math.inf)
+    losses = smooth(scores[partnered], sparse) - smooth(inside[partnered], sparse)
+    whole = torch.zeros(rows, dtype=torch.float64).index_put((partnered.nonzero()[:, 0],), losses)
+    return whole.detach(), torch.autograd.grad(losses.sum(), theta)[0], partnered
+
+
+SETS = [
+    (rows, width, known, alone, itself, sparse, margin, least)
+    for rows, width, known, itself in ((5, 5, 5, None), (4, 40, 33, None), (6, 12, 6, 6), (3, 200, 100, None))
+    for alone in ((False, True) if itself is None else (False,))
+    for sparse in (False, True)
+    for margin, least in ((0.0, None), (0.7, 0.1))
+]
+
+
+def sets_for(rows, width, known):
+    theta, _ = scores_for(rows, width, None)
+    ids = torch.arange(rows) // 2 * 5 - 1
+    others = (torch.arange(known) // 2 * 5 - 1).flip(0)
+    ids[-1] = 1234  # without a partner
+    return theta, ids, others
+
+
+@pytest.mark.parametrize(("rows", "width", "known", "alone", "itself", "sparse", "margin", "least"), SETS)
+def test_the_text_of_set_losses_on_a_cpu(on_cpu, rows, width, known, alone, itself, sparse, margin, least):
+    theta, ids, others = sets_for(rows, width, known)
+    losses, gradient, partnered = torch.full((rows,), 9.0), torch.full((rows, width), 9.0), torch.zeros(rows).bool()
+    pointers = [ctypes.c_void_p(x.data_ptr()) for x in (theta, ids, others, losses, gradient, partnered)]
+    numbers = [rows, width, known, NOWHERE if itself is None else itself, int(sparse), int(alone)]
+    bounds = [ctypes.c_double(margin), ctypes.c_double(-math.inf if least is None else least)]
+    on_cpu.run_sets(-(-rows // 2), 64, *pointers, *map(ctypes.c_int, numbers), *bounds)
+    expected = choice_of_sets(theta, ids, others, alone, itself, sparse, margin, least)
+    torch.testing.assert_close(losses.double(), expected[0], rtol=1e-5, atol=3e-6)
+    torch.testing.assert_close(gradient.double(), expected[1], rtol=1e-5, atol=2e-6)
+    assert torch.equal(partnered, expected[2])
+    assert partnered[-1] == alone
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_set_losses_of_values_that_are_not_finite_are_nan_and_end(on_cpu, value):
+    for sparse in (0, 1):
+        theta, ids, others = sets_for(4, 40, 33)
+        theta[2, (others == ids[2]).nonzero()[0, 0]] = value
+        losses, gradient, partnered = torch.zeros(4), torch.zeros(4, 40), torch.zeros(4).bool()
+        pointers = [ctypes.c_void_p(x.data_ptr()) for x in (theta, ids, others, losses, gradient, partnered)]
+        bounds = [ctypes.c_double(0.0), ctypes.c_double(-math.inf)]
+        on_cpu.run_sets(4, 32, *pointers, *map(ctypes.c_int, (4, 40, 33, NOWHERE, sparse, 0)), *bounds)
+        assert losses.isnan().tolist() == [False, False, True, False]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("rows", "width", "known", "alone", "itself", "sparse", "margin", "least"), SETS)
+def test_set_losses_on_a_gpu(rows, width, known, alone, itself, sparse, margin, least):
+    theta, ids, others = sets_for(rows, width, known)
+    found = set_losses(theta.cuda(), ids.cuda(), others.cuda(), alone, itself, sparse, margin, least)
+    expected = choice_of_sets(theta, ids, others, alone, itself, sparse, margin, least)
+    for mine, theirs in zip(found[:2], expected[:2], strict=True):
+        torch.testing.assert_close(mine.cpu().double(), theirs, rtol=1e-5, atol=3e-6)
+    assert torch.equal(found[2].cpu(), expected[2])
 
 
 @pytest.mark.parametrize("width", [1, 31, 64])

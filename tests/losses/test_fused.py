@@ -62,3 +62,50 @@ def test_the_same_with_and_without_the_kernel(views, monkeypatch, name, more):
     assert calls
     for without, with_it in zip(*found, strict=True):
         torch.testing.assert_close(with_it, without)
+
+
+def formula_of_sets(theta, ids, others, alone, itself, sparse, margin, least):
+    smoothing = "sparse" if sparse else "entropy"
+    true = torch.zeros(theta.shape, dtype=torch.bool)
+    true[:, : len(others)] = ids[:, None] == others
+    bound = torch.full_like(theta, -math.inf if least is None else least)
+    if alone:
+        true[:, -1], bound[:, -1] = True, -math.inf
+    scores = torch.maximum(theta, bound) - margin * true
+    partnered = true.any(1)
+    true[~partnered] = True  # such a row has no loss
+    inside = row_maximum(scores.masked_fill(~true, -math.inf), smoothing=smoothing)
+    if itself is not None:
+        scores.diagonal(itself).fill_(-math.inf)
+    best = row_maximum(scores, smoothing=smoothing)
+    losses, gradient = (best.value - inside.value) * partnered, (best.argmax - inside.argmax) * partnered[:, None]
+    return losses, gradient.masked_fill(theta < bound, 0.0), partnered
+
+
+FIXED = [
+    name for name, loss in LOSSES.items() if not [*loss.parameters()] and loss.options.get("reduction") != "log-mean"
+]
+
+
+@pytest.mark.parametrize("price", [None, -0.1])
+@pytest.mark.parametrize("name", FIXED)
+def test_sets_with_and_without_the_kernel(views, monkeypatch, name, price):
+    calls = []
+
+    def set_losses(*arguments):
+        calls.append(arguments)
+        return formula_of_sets(*arguments)
+
+    found = []
+    sets = sw.Sets(torch.tensor([0, 0, 3, 3, 3, 5, 9]), torch.tensor([3, 0, 3, 5, 0, 8, 3]), price=price)
+    for fused in (False, True):
+        z_a, z_b = views(7, 4)
+        if fused:
+            monkeypatch.setattr(structured.kernels, "have_row_losses", lambda theta: True)
+            monkeypatch.setattr(structured.kernels, "set_losses", set_losses)
+        loss = LOSSES[name](z_a, z_b, sets=sets)
+        loss.backward()
+        found.append([loss.detach(), z_a.grad, z_b.grad])
+    assert calls
+    for without, with_it in zip(*found, strict=True):
+        torch.testing.assert_close(with_it, without)

@@ -97,11 +97,57 @@ extern "C" __global__ void spectra_product(const float* __restrict__ values, con
     }
 }
 
+// The smoothed maximum of some scores of a row, over the lanes of a warp: ``score(i)`` where ``counts(i)``.
+// sparse = 0: log-sum-exp, softmax. sparse = 1: sparsemax. Its threshold T, with the largest score at 0, solves
+// sum max(u - T, 0) = 1. Michelot: T of all entries, then of those above it, until they stay the same; it only rises.
+struct Maximum {
+    float largest, value, threshold, sum;  // the maximum is largest + value
+    int sparse;
+    template <class Score, class Counts>
+    __device__ __forceinline__ Maximum(Score score, Counts counts, int width, int lane, int sparse)
+        : largest(MINUS_INFINITY), value(0.0f), threshold(0.0f), sum(0.0f), sparse(sparse) {
+        for (int i = lane; i < width; i += 32)
+            if (counts(i)) largest = fmaxf(largest, score(i));
+        largest = warp_max(largest);
+        if (sparse) {
+            float before = -1.0f, count = 0.0f;
+            threshold = MINUS_INFINITY;
+            while (count != before) {
+                before = count;
+                float u_sum = 0.0f, above = 0.0f;
+                for (int i = lane; i < width; i += 32) {
+                    const float u = score(i) - largest;
+                    if (counts(i) && !(u <= threshold)) {
+                        u_sum += u;
+                        above += 1.0f;
+                    }
+                }
+                count = warp_sum(above);
+                // rounding must not lower it: no end
+                threshold = fmaxf(threshold, (warp_sum(u_sum) - 1.0f) / count);
+            }
+            for (int i = lane; i < width; i += 32) {
+                const float u = score(i) - largest;
+                if (counts(i) && !(u <= threshold)) value = fmaf(u - threshold, u + threshold, value);
+            }
+            value = 0.5f * warp_sum(value) + 0.5f;
+        } else {
+            for (int i = lane; i < width; i += 32)
+                if (counts(i)) sum += expf(score(i) - largest);
+            sum = warp_sum(sum);
+            value = logf(sum);
+        }
+    }
+    // Its argmax: how much of the row is given to a score that counts.
+    __device__ __forceinline__ float share(float score) const {
+        const float u = score - largest;
+        return sparse ? (u <= threshold ? 0.0f : u - threshold) : expf(u) / sum;
+    }
+};
+
 // The loss of each row of scores theta [rows, width], one warp a row: the smoothed maximum minus the true partner's
 // score, and its gradient [rows, width], argmax - partner. Scores are bounded by ``least`` from below, where they have
 // no gradient then; ``margin`` is taken off the partner's; column row + itself is left out.
-// sparse = 0: log-sum-exp, softmax. sparse = 1: sparsemax. Its threshold T, with the largest score at 0, solves
-// sum max(u - T, 0) = 1. Michelot: T of all entries, then of those above it, until they stay the same; it only rises.
 extern "C" __global__ void row_losses(const float* __restrict__ theta, const long long* __restrict__ partners,
                                       float* __restrict__ losses, float* __restrict__ gradient, int rows, int width,
                                       int itself, int sparse, double margin, double least) {
@@ -115,43 +161,51 @@ extern "C" __global__ void row_losses(const float* __restrict__ theta, const lon
         const float x = theta[i] < floor ? floor : theta[i];
         return i == partner ? x - off : x;
     };
-    float largest = MINUS_INFINITY;
-    for (int i = lane; i < width; i += 32)
-        if (i != left_out) largest = fmaxf(largest, score(i));
-    largest = warp_max(largest);
-    float threshold = 0.0f, sum = 0.0f, value = 0.0f;
-    if (sparse) {
-        float before = -1.0f, count = 0.0f;
-        threshold = MINUS_INFINITY;
-        while (count != before) {
-            before = count;
-            float u_sum = 0.0f, above = 0.0f;
-            for (int i = lane; i < width; i += 32) {
-                const float u = score(i) - largest;
-                if (i != left_out && !(u <= threshold)) {
-                    u_sum += u;
-                    above += 1.0f;
-                }
-            }
-            count = warp_sum(above);
-            threshold = fmaxf(threshold, (warp_sum(u_sum) - 1.0f) / count);  // rounding must not lower it: no end
-        }
-        for (int i = lane; i < width; i += 32) {
-            const float u = score(i) - largest;
-            if (i != left_out && !(u <= threshold)) value = fmaf(u - threshold, u + threshold, value);
-        }
-        value = 0.5f * warp_sum(value) + 0.5f;
-    } else {
-        for (int i = lane; i < width; i += 32)
-            if (i != left_out) sum += expf(score(i) - largest);
-        sum = warp_sum(sum);
-        value = logf(sum);
-    }
-    const float loss = value + (largest - score(partner));
+    const Maximum best(score, [&](int i) { return i != left_out; }, width, lane, sparse);
+    const float loss = best.value + (best.largest - score(partner));
     if (lane == 0) losses[row] = loss + (loss - loss);  // of an infinite score of the partner: NaN, not infinity
     for (int i = lane; i < width; i += 32) {
-        const float u = score(i) - largest;
-        const float chosen = i == left_out ? 0.0f : sparse ? (u <= threshold ? 0.0f : u - threshold) : expf(u) / sum;
+        const float chosen = i == left_out ? 0.0f : best.share(score(i));
         gradient[i] = theta[i] < floor ? 0.0f : chosen - (i == partner ? 1.0f : 0.0f);
+    }
+}
+
+// The same where only the sets of rows and columns are known, ``ids`` [rows] and ``others`` [known] of the first
+// columns: the smoothed maximum minus that of the columns of the row's set. ``alone``: the last column is in every set;
+// it has no bound. ``margin`` is taken off all columns of the set. A row without such a column has no loss.
+extern "C" __global__ void set_losses(const float* __restrict__ theta, const long long* __restrict__ ids,
+                                      const long long* __restrict__ others, float* __restrict__ losses,
+                                      float* __restrict__ gradient, unsigned char* __restrict__ partnered, int rows,
+                                      int width, int known, int itself, int sparse, int alone, double margin,
+                                      double least) {
+    const int row = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (row >= rows) return;
+    theta += static_cast<size_t>(row) * width;
+    gradient += static_cast<size_t>(row) * width;
+    const int left_out = row + itself, last = alone ? width - 1 : -1;
+    const long long id = ids[row];
+    const float floor = static_cast<float>(least), off = static_cast<float>(margin);
+    auto admissible = [&](int i) { return i == last || (i < known && others[i] == id); };
+    auto bounded = [&](int i) { return i != last && theta[i] < floor; };
+    auto score = [&](int i) {  // a NaN stays one
+        const float x = bounded(i) ? floor : theta[i];
+        return admissible(i) ? x - off : x;
+    };
+    float mine = 0.0f;
+    for (int i = lane; i < width; i += 32) mine += admissible(i) ? 1.0f : 0.0f;
+    const bool some = warp_sum(mine) > 0.0f;
+    if (lane == 0) partnered[row] = some;
+    if (!some) {
+        if (lane == 0) losses[row] = 0.0f;
+        for (int i = lane; i < width; i += 32) gradient[i] = 0.0f;
+        return;
+    }
+    const Maximum best(score, [&](int i) { return i != left_out; }, width, lane, sparse);
+    const Maximum inside(score, admissible, width, lane, sparse);
+    const float loss = (best.value - inside.value) + (best.largest - inside.largest);
+    if (lane == 0) losses[row] = loss + (loss - loss);
+    for (int i = lane; i < width; i += 32) {
+        const float chosen = i == left_out ? 0.0f : best.share(score(i));
+        gradient[i] = bounded(i) ? 0.0f : chosen - (admissible(i) ? inside.share(score(i)) : 0.0f);
     }
 }

@@ -100,6 +100,34 @@ def row_losses(
     return losses, gradient
 
 
+def set_losses(
+    theta: Tensor,
+    ids: Tensor,
+    others: Tensor,
+    alone: bool,
+    itself: int | None,
+    sparse: bool,
+    margin: float,
+    least: float | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same where only sets are known: losses [R], their gradient [R, M], and which rows have a partner [R].
+
+    ``ids`` [R], ``others`` of the first columns: a column with the row's id is of its set. A loss is the smoothed
+    maximum of a row minus that of its set's columns. ``alone``: the last column is in every set, and has no bound.
+    A row without a partner has a loss of 0. ``losses.sets`` computes the same step by step.
+    """
+    kernel = _kernel_for("set_losses", theta)
+    assert kernel is not None
+    theta, (rows, width) = theta.contiguous(), theta.shape
+    losses, gradient = theta.new_empty(rows), torch.empty_like(theta)
+    partnered = torch.empty(rows, dtype=torch.bool, device=theta.device)
+    column, bound = NOWHERE if itself is None else itself, -math.inf if least is None else least
+    tensors = [theta, ids.contiguous(), others.contiguous(), losses, gradient, partnered]
+    numbers = [rows, width, len(others), column, int(sparse), int(alone), float(margin), float(bound)]
+    kernel(grid=(-(-rows // WARPS), 1, 1), block=(32 * WARPS, 1, 1), args=[*tensors, *numbers])
+    return losses, gradient, partnered
+
+
 def spectra_product(values: Tensor, rest: Tensor, size: int, largest: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Ordered dot product of two spectra of ``size`` eigenvalues, and the partner of each eigenvalue in it.
 

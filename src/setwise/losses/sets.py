@@ -34,7 +34,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -45,6 +45,7 @@ from setwise.assignment.linear import solve_linear
 from setwise.assignment.quadratic import solve_quadratic, structure_of
 from setwise.assignment.smoothing import Maximum, Smoothing, best_assignment, best_partial, best_rows
 from setwise.checks import one_derivative, see
+from setwise.kernels import rows as kernels
 from setwise.kernels.assign import best_inside
 from setwise.losses.options import KnownSets, Sets, Temperature
 from setwise.losses.parallel import Processes
@@ -109,6 +110,23 @@ class _RowsOfSets(torch.autograd.Function):
         return difference * grad[:, None], None, None, None
 
 
+class _SetLosses(torch.autograd.Function):
+    """The same where a kernel computes losses and gradient at once, and which rows have a partner."""
+
+    @staticmethod
+    def forward(ctx: Any, theta: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
+        losses, gradient, partnered = kernels.set_losses(theta, *options)
+        ctx.save_for_backward(gradient)
+        ctx.mark_non_differentiable(partnered)
+        return losses, partnered
+
+    @staticmethod
+    @one_derivative
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,) = ctx.saved_tensors
+        return gradient * grad[:, None], *[None] * 7
+
+
 # The loss of the whole assignment [], by (θ, admissible, maximum, smoothing, single).
 difference_of_maxima: Callable[..., Tensor] = _DifferenceOfMaxima.apply
 
@@ -155,6 +173,13 @@ def _set_row_losses(
     theta = prepared_scores(anchors, candidates, similarity=similarity, scale=scale)
     if own is not None:
         theta = beside(theta, anchors, own, similarity, scale)
+    fused = not hard and smoothing != "none" and not isinstance(temperature, Tensor)
+    if fused and kernels.have_row_losses(theta):
+        alone, least = price is not None, None if clamp is None else clamp * scale
+        theta = pad(theta, (0, 1), value=-cast(float, price) * scale) if alone else theta
+        options = (ids, others, alone, itself, smoothing == "sparse", margin * scale, least)
+        found: tuple[Tensor, Tensor] = _SetLosses.apply(theta, *options)  # type: ignore[no-untyped-call]
+        return found
     if clamp is not None:
         theta = theta.clamp_min(clamp * scale)
     columns, valid = _columns_of_sets(ids, others)
