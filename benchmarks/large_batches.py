@@ -1,7 +1,8 @@
 """InfoNCE and QARe of large batches on a GPU, forward and backward: time, memory, and the gradient's error.
 
-    python benchmarks/large_batches.py [--largest 1048576] [--out results/bench-large-batches-h200.json]
+    python benchmarks/large_batches.py [--largest 1048576] [--parts large] [--out results/bench-large-batches-h200.json]
 
+``--parts`` measures some of it again: small, middle, errors, large; the others stay in the file as they are.
 Beside ours stand the same loss with all scores stored, in blocks, and inf_cl's kernels where that package is installed.
 Times are medians, memory is what the allocator held at most beyond the inputs and their gradients. The error is that of
 the gradient's length against float64. Run it on a quiet device.
@@ -25,6 +26,7 @@ from setwise.training.environment import environment
 
 Step = Callable[[Tensor, Tensor], Tensor]
 TEMPERATURE = 0.05
+PARTS = ("small", "middle", "errors", "large")
 NEVER = 2**62  # scores, so that all are stored
 
 
@@ -120,6 +122,7 @@ def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--largest", type=int, default=2**20)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     products = ("float16", "bfloat16", "float32")
@@ -128,24 +131,32 @@ def main() -> None:
     published = inf_cl()
     others = {} if published is None else {"inf_cl": published}
     keep_all = {"stored": stored(sw.InfoNCE(TEMPERATURE))}
-    record: dict[str, Any] = {"environment": environment(torch.device("cuda")), "rows": [], "errors": []}
+    record: dict[str, Any] = {"rows": [], "errors": []}
+    if arguments.out and arguments.out.exists():
+        record |= json.loads(arguments.out.read_text())
+    record["environment"] = environment(torch.device("cuda"))
 
     def keep(kind: str, row: dict[str, Any]) -> None:
-        record[kind].append(row)
+        same = {key: row[key] for key in ("loss", "n", "noise") if key in row}
+        record[kind] = [one for one in record[kind] if not same.items() <= one.items()] + [row]
         if arguments.out:
             arguments.out.write_text(json.dumps(record, indent=1) + "\n")
 
-    for name, loss in (ours | keep_all).items():
-        keep("rows", measure(name, loss, 4096, 128, repeats=50, graph=True))
-    blocks = {"blocks of 1,024": sw.InfoNCE(TEMPERATURE, block_size=1024)}
-    for name, loss in (ours | both | others | keep_all | blocks).items():
-        keep("rows", measure(name, loss, 65_536, 512, repeats=5))
-    for noise in (1.0, 0.1):
-        for name, loss in (ours | others).items():
-            keep("errors", error(name, loss, 65_536, 512, noise))
-    large = {"float16 + qare": sw.SetContrastive(ours["float16"], beta=0.5), "float16": ours["float16"]}
-    for name, loss in ({"qare": sw.QARe()} | large).items():
-        keep("rows", measure(name, loss, arguments.largest, 512, repeats=1))
+    if "small" in arguments.parts:
+        for name, loss in (ours | keep_all).items():
+            keep("rows", measure(name, loss, 4096, 128, repeats=50, graph=True))
+    if "middle" in arguments.parts:
+        blocks = {"blocks of 1,024": sw.InfoNCE(TEMPERATURE, block_size=1024)}
+        for name, loss in (ours | both | others | keep_all | blocks).items():
+            keep("rows", measure(name, loss, 65_536, 512, repeats=5))
+    if "errors" in arguments.parts:
+        for noise in (1.0, 0.1):
+            for name, loss in (ours | others).items():
+                keep("errors", error(name, loss, 65_536, 512, noise))
+    if "large" in arguments.parts:
+        large = {"float16 + qare": sw.SetContrastive(ours["float16"], beta=0.5), "float16": ours["float16"]}
+        for name, loss in ({"qare": sw.QARe()} | large).items():
+            keep("rows", measure(name, loss, arguments.largest, 512, repeats=1))
 
 
 if __name__ == "__main__":
