@@ -9,19 +9,18 @@ import pytest
 import torch
 from scipy.optimize import linear_sum_assignment
 
-from setwise.kernels.assign import THREADS, TYPES, best_inside, places
+from setwise.kernels.assign import THREADS, TYPES, best_inside
 from setwise.kernels.nvrtc import source
 
 gpu = pytest.mark.gpu  # tests/conftest.py skips it where there is none
 
 RUN = """
-extern "C" void run(int order, int rows, int width, const SCORE* scores, const long long* order_a,
-                    const long long* order_b, const long long* end_a, const long long* first_b, const long long* end_b,
-                    double* prices, double* shortest, int* before, int* partner, int* scanned, long long* to_b,
-                    long long* to_a) {
+extern "C" void run(int order, int rows, int columns, const SCORE* scores, const long long* ids_a,
+                    const long long* ids_b, double* prices, double* shortest, int* members, int* before, int* partner,
+                    int* scanned, long long* to_b, long long* to_a) {
     turn_order = order;
-    launch(assign_sets, rows, THREADS, scores, order_a, order_b, end_a, first_b, end_b, prices, shortest, before,
-           partner, scanned, to_b, to_a, rows, width);
+    launch(assign_sets, rows, THREADS, scores, ids_a, ids_b, prices, shortest, members, before, partner, scanned, to_b,
+           to_a, rows, columns);
 }
 """
 SHARED = "#undef __shared__\n#define __shared__ static\n"  # one for all threads of a block
@@ -38,9 +37,9 @@ def on_cpu(for_cpu):
 
 def solve(on_cpu, scores: torch.Tensor, ids_a: torch.Tensor, ids_b: torch.Tensor, order: int = 1):
     n, m = scores.shape
-    given = [scores.contiguous(), *places(ids_a, ids_b)]
+    given = [scores.contiguous(), ids_a.contiguous(), ids_b.contiguous()]
     scratch = [torch.full((n + m,), np.nan, dtype=torch.float64) for _ in range(2)]
-    scratch += [torch.full((n + m,), 12345, dtype=torch.int32) for _ in range(3)]
+    scratch += [torch.full((n + m,), 12345, dtype=torch.int32) for _ in range(4)]
     found = [torch.full((size,), -1) for size in (n, m)]
     tensors = [ctypes.c_void_p(x.data_ptr()) for x in (*given, *scratch, *found)]
     on_cpu[scores.dtype].run(order, n, m, *tensors)

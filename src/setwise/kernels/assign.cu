@@ -5,8 +5,8 @@
 // reduced costs cost - u - v at 0 or above, and at 0 for pairs that are matched. First each row takes its best column
 // if that is still free: of trained embeddings most stay there.
 //
-// Rows and columns stand in the order of their sets. A set is served by the block of its first row, others return.
-// Scratch memory is indexed by row, then by column: [0, rows) and [rows, rows + columns).
+// A set is served by the block of its first row, others return. A set's part of the scratch memory begins after those
+// of all sets with smaller ids; rows have [0, rows) of it, columns [rows, rows + columns).
 // SCORE (float or double) and THREADS (a multiple of 32) are defined before this text.
 
 struct Least {
@@ -28,31 +28,55 @@ __device__ void lessen_in_warp(Least& mine) {
 
 const int NOTHING = 0x7fffffff;
 
+// List the places of ``id`` among ids [size] in their order, at members + first; returns their number. ``first`` is how
+// many ids are smaller.
+__device__ int collect(const long long* ids, int size, long long id, int* members, int* counts, int* smaller,
+                       int& first) {
+    const int thread = threadIdx.x, chunk = (size + THREADS - 1) / THREADS;
+    const int begin = min(size, thread * chunk), end = min(size, begin + chunk);
+    int equal = 0, less = 0;
+    for (int i = begin; i < end; ++i) equal += ids[i] == id, less += ids[i] < id;
+    counts[thread] = equal, smaller[thread] = less;
+    __syncthreads();
+    int before = 0, total = 0;
+    first = 0;
+    for (int k = 0; k < THREADS; ++k) {
+        before += k < thread ? counts[k] : 0;
+        total += counts[k], first += smaller[k];
+    }
+    for (int i = begin, place = first + before; i < end; ++i)
+        if (ids[i] == id) members[place++] = i;
+    __syncthreads();
+    return total;
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS) assign_sets(
-    const SCORE* scores,         // [., columns of the scores]
-    const long long* order_a,    // [rows] the row of the scores at each place
-    const long long* order_b,    // [columns]
-    const long long* end_a,      // [rows] where the set of each place ends
-    const long long* first_b,    // [rows] where its columns begin
-    const long long* end_b,      // [rows] and end
-    double* prices, double* shortest, int* before, int* partner, int* scanned,  // scratch, [rows + columns] each
-    long long* to_b, long long* to_a,  // the partner of each row and column of the scores; untouched where none
-    int rows, int width) {
-    const int first = blockIdx.x, thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
-    if (first && end_a[first - 1] == end_a[first]) return;
-    const int n = end_a[first] - first, m = end_b[first] - first_b[first];
+    const SCORE* scores,     // [rows, columns]
+    const long long* ids_a,  // [rows] the set of each row
+    const long long* ids_b,  // [columns]
+    double* prices, double* shortest, int* members, int* before, int* partner, int* scanned,  // [rows + columns] each
+    long long* to_b, long long* to_a,  // the partner of each row and column; untouched where there is none
+    int rows, int columns) {
+    const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+    const long long id = ids_a[blockIdx.x];
+    int earlier = 0;
+    for (int i = thread; i < blockIdx.x; i += THREADS) earlier |= ids_a[i] == id;
+    if (__syncthreads_or(earlier)) return;
+    __shared__ int counts[THREADS], smaller[THREADS];
+    int first_a, first_b;
+    const int n = collect(ids_a, rows, id, members, counts, smaller, first_a);
+    const int m = collect(ids_b, columns, id, members + rows, counts, smaller, first_b);
     const bool wide = n <= m;
     const int agents = wide ? n : m, objects = wide ? m : n;
-    const long long* order_of_rows = order_a + first;
-    const long long* order_of_columns = order_b + first_b[first];
-    const int in_rows = first, in_columns = rows + first_b[first];
+    const int *its_rows = members + first_a, *its_columns = members + rows + first_b;
+    const int in_rows = first_a, in_columns = rows + first_b;
     const int of_agents = wide ? in_rows : in_columns, of_objects = wide ? in_columns : in_rows;
     double *u = prices + of_agents, *v = prices + of_objects, *way = shortest + of_objects;
     int *object_of = partner + of_agents, *agent_of = partner + of_objects;
     int *from = before + of_objects, *seen = scanned + of_objects;
     auto cost = [&](int agent, int object) {
-        const long long row = order_of_rows[wide ? agent : object], column = order_of_columns[wide ? object : agent];
-        return -static_cast<double>(scores[row * width + column]);
+        const int row = its_rows[wide ? agent : object], column = its_columns[wide ? object : agent];
+        return -static_cast<double>(scores[static_cast<size_t>(row) * columns + column]);
     };
     const double infinity = 1.7976931348623157e308;  // as far as anything is
     __shared__ double values[2 * THREADS / 32];
@@ -129,7 +153,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) assign_sets(
     }
     for (int i = thread; i < agents; i += THREADS) {
         const int j = object_of[i];
-        const long long row = order_of_rows[wide ? i : j], column = order_of_columns[wide ? j : i];
+        const int row = its_rows[wide ? i : j], column = its_columns[wide ? j : i];
         to_b[row] = column, to_a[column] = row;
     }
 }

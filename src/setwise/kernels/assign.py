@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,25 +11,6 @@ from setwise.kernels.nvrtc import Kernel, compile_kernel, compiled_or_none, usab
 
 THREADS = 128  # of a block, which solves one set
 TYPES = {torch.float32: "float", torch.float64: "double"}
-
-
-class Places(NamedTuple):
-    """Rows and columns in the order of their sets, int64: what the kernel takes."""
-
-    order_a: Tensor  # [N] the row at each place
-    order_b: Tensor  # [M] the column
-    end_a: Tensor  # [N] where the set of each place ends
-    first_b: Tensor  # [N] where its columns begin
-    end_b: Tensor  # [N] and end
-
-
-def places(ids_a: Tensor, ids_b: Tensor) -> Places:
-    """The places of rows [N] and columns [M] with these ids. Nothing waits for the device."""
-    in_order_a, order_a = ids_a.sort(stable=True)
-    in_order_b, order_b = ids_b.sort(stable=True)
-    ends = (torch.searchsorted(x, in_order_a, right=True) for x in (in_order_a, in_order_b))
-    end_a, end_b = ends
-    return Places(order_a, order_b, end_a, torch.searchsorted(in_order_b, in_order_a), end_b)
 
 
 @cache
@@ -53,10 +33,7 @@ def best_inside(scores: Tensor, ids_a: Tensor, ids_b: Tensor) -> tuple[Tensor, T
     (n, m), scores = scores.shape, scores.contiguous()
     to_b, to_a = (torch.full((size,), -1, device=scores.device) for size in (n, m))
     real = (torch.empty(n + m, dtype=torch.float64, device=scores.device) for _ in range(2))
-    whole = (torch.empty(n + m, dtype=torch.int32, device=scores.device) for _ in range(3))
-    kernel(
-        grid=(n, 1, 1),
-        block=(THREADS, 1, 1),
-        args=[scores, *places(ids_a, ids_b), *real, *whole, to_b, to_a, n, m],
-    )
+    whole = (torch.empty(n + m, dtype=torch.int32, device=scores.device) for _ in range(4))
+    tensors = [scores, ids_a.contiguous(), ids_b.contiguous(), *real, *whole, to_b, to_a]
+    kernel(grid=(n, 1, 1), block=(THREADS, 1, 1), args=[*tensors, n, m])
     return to_b, to_a
