@@ -137,7 +137,7 @@ def test_multi_crop_sees_small_views_too(tmp_path, pretrain):
 
 
 def test_vicreg_is_its_equations(tmp_path, pretrain):
-    words = ("--term", "variance=25", "--term", "covariance=1", "--epochs", 2, "--no-evaluate")
+    words = ("--term", "my-variance=25", "--term", "my-covariance=1", "--epochs", 2, "--no-evaluate")
     for loss, weight in (("invariance", 25), ("info-nce", 1)):  # its own, and any other
         own = ("--objective.loss", loss, "--objective.weight", weight)
         record, _ = pretrain(tmp_path / loss, "vicreg.py", *own, *words)
@@ -148,11 +148,13 @@ def test_vicreg_is_its_equations(tmp_path, pretrain):
     sets = [torch.from_numpy(x) for x in z]
     variances, covariances = z.var(1, ddof=1), [numpy.cov(x.T) for x in z]
     expected = {
-        "variance": numpy.maximum(0, 1 - numpy.sqrt(variances + 1e-4)).mean(),
-        "covariance": sum((c**2).sum() - (numpy.diag(c) ** 2).sum() for c in covariances) / 6,
+        "my-variance": numpy.maximum(0, 1 - numpy.sqrt(variances + 1e-4)).mean(),
+        "my-covariance": sum((c**2).sum() - (numpy.diag(c) ** 2).sum() for c in covariances) / 6,
     }
     for name, value in expected.items():
         assert register.term[name].make(*sets).item() == pytest.approx(value, rel=1e-12)
+        own = register.term[name.removeprefix("my-")].make()  # the package's
+        assert own(*sets).item() == pytest.approx(value, rel=1e-12)
     assert register.loss["invariance"].make(*sets).item() == pytest.approx(((z[0] - z[1]) ** 2).mean(), rel=1e-12)
 
 

@@ -16,6 +16,8 @@ from setwise.evaluation.matching import Matching as Matching
 from setwise.evaluation.matching import match as match
 from setwise.losses import functional as functional
 from setwise.losses.combined import SetContrastive as SetContrastive
+from setwise.losses.gram import BarlowTwins as BarlowTwins
+from setwise.losses.gram import VICReg as VICReg
 from setwise.losses.modules import AssignmentLoss as AssignmentLoss
 from setwise.losses.modules import InfoNCE as InfoNCE
 from setwise.losses.modules import NTLogistic as NTLogistic

@@ -10,6 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import setwise as sw
 from setwise.losses.controls import FrobeniusProduct, StructuralDifference
+from setwise.losses.gram import CKA, CodingRate, Covariance, NuclearNorm, Uniformity, Variance, vicreg
 
 PAIR_LOSSES = [
     sw.InfoNCE(),
@@ -22,6 +23,14 @@ PAIR_LOSSES = [
     sw.SetContrastive(sw.NTXent()),
     FrobeniusProduct(),
     StructuralDifference(),
+    CodingRate(),
+    NuclearNorm(),
+    Variance(),
+    Covariance(),
+    Uniformity(),
+    CKA(),
+    sw.BarlowTwins(),
+    sw.VICReg(),
     sw.matching_accuracy,
 ]
 
@@ -123,6 +132,13 @@ SET, CONVEX = (functools.partial(make, sw.NTXent()) for make in (sw.SetContrasti
         *((make, "clamp", TOO_LARGE, FINITE) for make in (sw.SparseCLR, sw.NTXent, sw.QARe)),
         *((x, "shift", TOO_LARGE, FINITE) for x in (sw.QARe, FrobeniusProduct, on_embeddings(sw.functional.qare))),
         (sw.NTXent, "temperature", TOO_LARGE, FINITE),
+        (CodingRate, "distortion", [0.0, -1, math.nan, *TOO_LARGE], "a finite number above 0"),
+        (Uniformity, "sharpness", [0, "2", *TOO_LARGE], "a finite number above 0"),
+        (Variance, "target", [-1.0, *TOO_LARGE], "a finite number of at least 0"),
+        *((make, "epsilon", [0.0, -1e-4], "a finite number above 0") for make in (Variance, sw.VICReg, sw.BarlowTwins)),
+        (sw.BarlowTwins, "redundancy", [-1, True, *TOO_LARGE], "a finite number of at least 0"),
+        *((sw.VICReg, name, [-1.0], "of at least 0") for name in ("invariance", "variance", "covariance", "target")),
+        *((on_embeddings(vicreg), name, [-1.0], "of at least 0") for name in ("invariance", "variance", "covariance")),
         (functools.partial(sw.presets, "paper/simclr"), "beta", [0.5], "see 'paper/simclr-qare'"),
     ],
 )

@@ -13,6 +13,7 @@ from setwise.assignment.smoothing import ASSIGNMENT_SMOOTHINGS, ROW_SMOOTHINGS, 
 from setwise.assignment.spectrum import _random_block
 from setwise.losses.combined import Function, WeightedTerms
 from setwise.losses.controls import FrobeniusProduct, StructuralDifference
+from setwise.losses.gram import CKA, CodingRate, Covariance, NuclearNorm, Uniformity, Variance
 
 
 def name_of(loss):
@@ -44,7 +45,19 @@ NAMED = [
     sw.SetContrastive(sw.NTXent(), beta=0.5),
     FrobeniusProduct(),
     StructuralDifference(),
+    CodingRate(),
+    CodingRate(distortion=0.01),
+    NuclearNorm(),
+    Variance(target=3.0),
+    Covariance(),
+    Uniformity(),
+    CKA(),
+    sw.BarlowTwins(),
+    sw.BarlowTwins(redundancy=1.0),
+    sw.VICReg(target=2.0),
+    sw.SetContrastive(sw.VICReg(), 0.5, CodingRate()),
 ]
+TWICE = (Variance, sw.BarlowTwins)  # in plain torch, which has every derivative
 CELLS = [
     sw.AssignmentLoss(mining=mining, smoothing=smoothing, similarity=similarity, margin=1.0)
     for mining, smoothings in (("batch-hard", ROW_SMOOTHINGS), ("one-to-one", ASSIGNMENT_SMOOTHINGS))
@@ -117,7 +130,8 @@ def test_extreme_rows_in_every_dtype(views, loss, dtype):
     zero, short, ones = a.clone(), a.clone(), torch.ones(5, 3)
     zero[2], short[2] = 0, torch.tensor([0.0, 1e-42, 0.0])
     few = [(z[:n], w[:n]) for z, w in ((a, b), (ones, ones)) for n in (1, 2)]
-    large = 10.0 if isinstance(loss, sw.QARe) else 1e4  # its gradient may grow with the third power
+    cubic = isinstance(getattr(loss, "pairwise", loss), (sw.QARe, Covariance, sw.VICReg))
+    large = 10.0 if cubic else 1e4  # their gradients may grow with the third power
     for z_a, z_b in ((large * a, large * b), (zero, b), (short, b), (ones, ones), *few):
         pair = [z.to(dtype).requires_grad_() for z in (z_a, z_b)]
         value = loss(*pair)
@@ -173,7 +187,12 @@ def test_compiles(views, loss):
     torch.testing.assert_close(*found)
 
 
-@every_loss
+@pytest.mark.parametrize("loss", [x for x in NAMED if isinstance(x, TWICE)], ids=name_of)
+def test_two_derivatives_are_right(views, loss):
+    assert torch.autograd.gradgradcheck(loss, views(5, 3, seed=3))
+
+
+@pytest.mark.parametrize("loss", [x for x in [*NAMED, *CELLS] if not isinstance(x, TWICE)], ids=name_of)
 def test_one_derivative_is_right_and_another_is_refused(views, loss):
     z, b = (x.detach() for x in views(items(loss), 3))
     refused = "expected one derivative at most|derivative .* is not implemented|'_cdist_backward' is not implemented"

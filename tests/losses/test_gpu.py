@@ -7,6 +7,8 @@ import torch
 
 import setwise as sw
 from setwise.losses import large, structured
+from setwise.losses.controls import FrobeniusProduct, StructuralDifference
+from setwise.losses.gram import CKA, CodingRate, Covariance, NuclearNorm, Uniformity, Variance
 
 pytestmark = pytest.mark.gpu
 
@@ -56,6 +58,18 @@ LOSSES = {
     "qare-center": sw.QARe(center=True),
     "qare-released": sw.QARe(clamp=1e-8, normalization="n(n-1)"),
     "qare-euclidean-topk": sw.QARe(similarity="euclidean", spectrum="topk", k=4),
+    "coding-rate": CodingRate(),
+    "coding-rate-few": CodingRate(),
+    "nuclear-norm": NuclearNorm(),
+    "nuclear-norm-few": NuclearNorm(),
+    "variance": Variance(target=6.0),
+    "covariance": Covariance(),
+    "uniformity": Uniformity(),
+    "cka": CKA(),
+    "barlow-twins": sw.BarlowTwins(),
+    "vicreg": sw.VICReg(),
+    "frobenius": FrobeniusProduct(),
+    "structural": StructuralDifference(),
     "set": sw.SetContrastive(sw.NTXent(), beta=0.5),
     "released/simclr-qare": sw.presets("released/simclr-qare", beta=0.5),
 }

@@ -17,9 +17,12 @@ import setwise as sw
 from setwise.kernels import scores as kernels
 from setwise.losses import large, structured
 from setwise.losses.combined import Function, WeightedTerms
+from setwise.losses.controls import FrobeniusProduct, StructuralDifference
+from setwise.losses.gram import CKA, CodingRate, Covariance, NuclearNorm, Uniformity, Variance
 from setwise.losses.parallel import Processes
 
 TOTAL, DIMENSIONS = 12, 3
+MEANS = 2 * DIMENSIONS + 2 * 2 * DIMENSIONS  # of both sets, gathered; the gradients of those of two processes
 
 
 class ThreeViews(nn.Module):
@@ -75,11 +78,30 @@ LOSSES = {
     "qare-euclidean": lambda: sw.QARe(similarity="euclidean"),
     "qare-sqeuclidean": lambda: sw.QARe(similarity="sqeuclidean", bound="best"),
     "qare-clamp": lambda: sw.QARe(clamp=1e-8, normalization="n(n-1)"),
+    "coding-rate": lambda: CodingRate(),
+    "nuclear-norm": lambda: NuclearNorm(),
+    "variance": lambda: Variance(target=2.0),
+    "covariance": lambda: Covariance(),
+    "uniformity": lambda: Uniformity(),
+    "cka": lambda: CKA(),
+    "barlow-twins": lambda: sw.BarlowTwins(redundancy=0.3),
+    "vicreg": lambda: sw.VICReg(target=2.0),
+    "frobenius": lambda: FrobeniusProduct(),
+    "frobenius-shift": lambda: FrobeniusProduct(shift=0.0),
+    "frobenius-below": lambda: FrobeniusProduct(shift=-0.5),
+    "frobenius-euclidean": lambda: FrobeniusProduct(similarity="euclidean"),
+    "structural": lambda: StructuralDifference(),
+    "structural-euclidean": lambda: StructuralDifference(similarity="euclidean"),
     "set": lambda: sw.SetContrastive(sw.NTXent(), beta=0.7),
+    "set-vicreg": lambda: sw.SetContrastive(sw.VICReg(), 0.7, terms(rate=(2.0, CodingRate()), cka=(1.0, CKA()))),
     "three-views": lambda: ThreeViews(sw.SetContrastive(sw.InfoNCE(0.3), beta=0.7)),
     "terms": lambda: sw.SetContrastive(sw.NTXent(), 0.5, terms(gap=(3.0, sw.QARe(reference="truth")))),
     "wide-qare": lambda: sw.QARe(),  # on more dimensions than items
     "wide-gap": lambda: sw.QARe(reference="truth"),
+    "wide-coding-rate": lambda: CodingRate(),
+    "wide-nuclear-norm": lambda: NuclearNorm(),
+    "wide-cka": lambda: CKA(),
+    "wide-structural": lambda: StructuralDifference(),
     "labels-infonce": lambda: Labelled(sw.InfoNCE(temperature=0.3)),
     "labels-nt-xent-blocks": lambda: Labelled(sw.NTXent(block_size=3)),
     "labels-sparse-clr": lambda: Labelled(sw.SparseCLR()),
@@ -108,7 +130,22 @@ RING = {
     "labels-learned-nt-xent": lambda: Labelled(sw.NTXent(learned())),
     "set": LOSSES["set"],
 }  # losses whose scores need not be stored: blocks of rows go round a ring
-GROUPED = ("infonce", "nt-xent", "sparse-clr", "qare", "qare-center", "qare-euclidean")  # over half of the processes
+GROUPED = (  # over half of the processes
+    *("infonce", "nt-xent", "sparse-clr", "qare", "qare-center", "qare-euclidean"),
+    *("coding-rate", "nuclear-norm", "variance", "uniformity", "cka", "barlow-twins", "vicreg", "structural"),
+)
+SUMS = {  # numbers that a process sends at once, whatever N: with R = 2 those of the means are sent, and come back
+    "qare": 2 * (DIMENSIONS + 1) ** 2,
+    "coding-rate": 2 * DIMENSIONS**2,
+    "nuclear-norm": DIMENSIONS**2,
+    "variance": 2 * DIMENSIONS + MEANS,
+    "covariance": 2 * DIMENSIONS**2 + MEANS,
+    "cka": 3 * DIMENSIONS**2 + MEANS,
+    "barlow-twins": DIMENSIONS**2 + 2 * DIMENSIONS + MEANS,
+    "vicreg": 2 * DIMENSIONS**2 + MEANS,  # and one number, which is not counted
+    "frobenius": 2 * (DIMENSIONS + 1) ** 2,
+    "structural": 3 * DIMENSIONS**2,
+}
 
 
 def terms(**others) -> WeightedTerms:
@@ -196,7 +233,7 @@ def counting_worker(rank: int, size: int, folder: str) -> None:
 
     dist.all_reduce, dist.all_gather = count_reduce, count_gather
     results = {}
-    for name in ("qare", "nt-xent"):
+    for name in (*SUMS, "nt-xent", "uniformity"):
         for n in (8, 64, 512):
             sent.clear()
             z = torch.randn(n, DIMENSIONS, generator=torch.Generator().manual_seed(rank), requires_grad=True)
@@ -219,7 +256,7 @@ def counting_worker(rank: int, size: int, folder: str) -> None:
 def compiling_worker(rank: int, size: int, folder: str) -> None:
     start(rank, size, folder)
     results = {}
-    for name in ("infonce", "nt-xent", "qare", "set", "labels-sparse-clr"):
+    for name in ("infonce", "nt-xent", "qare", "set", "set-vicreg", "labels-sparse-clr"):
         z_a, z_b = (z.chunk(size)[rank].clone().requires_grad_() for z in embeddings(name))
         loss = sw.distributed(LOSSES[name]())
         for made in (loss, torch.compile(loss, backend="aot_eager", fullgraph=True)):
@@ -283,13 +320,15 @@ def test_a_ring_of_processes_equals_one_that_stores_all_scores(size, tmp_path):
 
 def test_what_is_sent(tmp_path):
     for rank, result in enumerate(spawn(counting_worker, 2, tmp_path)):
-        # The eigenvalue bound: both Gram matrices once, whatever N; embeddings and losses grow with it.
-        assert {result["qare", n] for n in (8, 64, 512)} == {2 * (DIMENSIONS + 1) ** 2}
+        # Sums over items once, whatever N; embeddings and losses grow with it.
+        for name, numbers in SUMS.items():
+            assert {result[name, n] for n in (8, 64, 512)} == {numbers}, name
         assert result["total"] == ([3.0, 3.0], [rank + 1.0] * 2), "what was summed stays"
         assert result["mean"] == ([1.5, 1.5], 1, rank == 0)
         for got in result["grads"][:2]:
             assert torch.equal(got, result["grads"][2])
-        assert result["nt-xent", 512] > 8 * result["nt-xent", 8]
+        for name in ("nt-xent", "uniformity"):
+            assert result[name, 512] > 8 * result[name, 8]
 
 
 def test_one_process_exchanges_nothing():

@@ -15,6 +15,7 @@ from setwise.recipe import Recipe, to_toml
 from setwise.training.engine import Engine
 
 CPU = torch.device("cpu")
+UNPAIRED = ["qare", "frobenius", "coding-rate", "variance", "covariance", "uniformity"]
 CLIP = {"loss": "info-nce", "temperature": 0.2, "symmetric": True}
 
 
@@ -244,11 +245,12 @@ def test_the_loss_has_the_sets_of_its_batch(registries):
     assert sorted(torch.cat([a for a, _ in seen[:3]]).tolist()) == pairs.sets.tolist()
     with pytest.raises(ValueError, match="expected a loss that takes sets for pairs with sets, got NTLogistic"):
         sw.methods.create(recipe_of(encoder="mlp", second_encoder="bag", objective={"loss": "nt-logistic"}), pairs)
-    for terms in (["gap"], ["structural-difference"], ["qare", "gap"], [{"term": "qare", "reference": "truth"}]):
+    paired = [[name] for name in ("gap", "structural-difference", "cross-correlation", "cka", "nuclear-norm")]
+    for terms in (*paired, ["qare", "gap"], [{"term": "qare", "reference": "truth"}]):
         recipe = recipe_of(encoder="mlp", second_encoder="bag", objective=CLIP | {"terms": terms})
         with pytest.raises(ValueError, match="expected terms that need no pairs, since only sets are known"):
             sw.methods.create(recipe, pairs)
-    fine = recipe_of(encoder="mlp", second_encoder="bag", objective=CLIP | {"terms": ["qare", "frobenius"]})
+    fine = recipe_of(encoder="mlp", second_encoder="bag", objective=CLIP | {"terms": UNPAIRED})
     sw.methods.create(fine, pairs)
 
 

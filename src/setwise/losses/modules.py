@@ -80,7 +80,9 @@ class _Loss(nn.Module):
 
     @property
     def similarity(self) -> Similarity:
-        """The measure the loss compares embeddings by."""
+        """The measure the loss compares embeddings by, if it has one."""
+        if "similarity" not in self._options:
+            raise AttributeError(f"{type(self).__name__} has no similarity")
         name: Similarity = self._options["similarity"]
         return name
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from torch import nn
 
 import setwise.register as register
-from setwise.losses import controls, modules  # noqa: F401 - they register themselves
+from setwise.losses import controls, gram, modules  # noqa: F401 - they register themselves
 from setwise.losses.combined import Function, SetContrastive, WeightedTerms
 from setwise.registry import Registry, convert
 

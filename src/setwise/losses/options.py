@@ -32,6 +32,8 @@ P = ParamSpec("P")
 Temperature = float | Tensor  # a tensor [] may be learned
 Reduction = Literal["mean", "sum"]
 Truth = Literal["same", "hard", "one-to-one", "quadratic"]
+POSITIVE = ("distortion", "sharpness", "epsilon")
+NOT_NEGATIVE = ("redundancy", "invariance", "variance", "covariance", "target")
 
 
 class Sets(NamedTuple):
@@ -103,7 +105,10 @@ def check_options(options: Mapping[str, Any], allowed: Mapping[str, tuple[str, .
     for name in ("shift", "clamp"):
         if options.get(name) is not None:
             check_number(options[name], name)
-    check_number(options.get("margin", 0.0), "margin", least=0)
+    for name in ("margin", *NOT_NEGATIVE):
+        check_number(options.get(name, 0.0), name, least=0)
+    for name in POSITIVE:
+        check_number(options.get(name, 1.0), name, above=0)
     if "spectrum" in options:
         _check_spectrum(options)
     elif options.get("clamp") is not None and options["clamp"] >= 0 and is_distance(options["similarity"]):

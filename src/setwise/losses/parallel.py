@@ -2,7 +2,8 @@
 
 With R processes holding N items each, a loss over ``Processes`` is that of the R·N items together, the same number on
 every process. The embeddings are gathered for InfoNCE, NT-Xent and SparseCLR (each process scores its own rows only);
-QARe under cosine with the eigenvalue bound needs one sum of 2 (E+1)² numbers over processes, whatever N is.
+QARe under cosine with the eigenvalue bound needs one sum of 2 (E+1)² numbers over processes, whatever N is. So do most
+set-level terms, VICReg and Barlow Twins, see ``setwise.losses.gram``.
 
 Gradients. ``DistributedDataParallel`` *averages* parameter gradients over processes, but the gradient of the global
 loss is their *sum*: Σ_r (∂z_r/∂θ)ᵀ ∂L/∂z_r. So with ``gradient="average"`` (the default, for DDP and anything that
@@ -154,10 +155,10 @@ def distributed(
 ) -> Loss:
     """A copy of ``loss`` that is over the batches of all processes in ``group`` together.
 
-    Use it where each process has a part of the batch. ``loss``: InfoNCE, NTXent, SparseCLR, QARe, or a SetContrastive
-    of them; the copy shares their parameters. See the module's text for ``gradient``. In one process the result is
-    ``loss`` itself, of any kind, so one script runs both ways. Where torchrun started many processes, call
-    ``torch.distributed.init_process_group`` first.
+    Use it where each process has a part of the batch. ``loss``: InfoNCE, NTXent, SparseCLR, VICReg, BarlowTwins, QARe,
+    another set-level term of ours, or a SetContrastive of them; the copy shares their parameters. See the module's text
+    for ``gradient``. In one process the result is ``loss`` itself, of any kind, so one script runs both ways. Where
+    torchrun started many processes, call ``torch.distributed.init_process_group`` first.
 
     Examples:
         >>> sw.distributed(sw.InfoNCE(temperature=0.5))(torch.eye(4), torch.eye(4))  # torchrun starts many processes
@@ -181,7 +182,8 @@ def distributed(
         if "peers" not in options:
             name = type(part).__name__ if isinstance(part, nn.Module) else getattr(part, "__name__", repr(part))
             raise ValueError(
-                f"expected InfoNCE, NTXent, SparseCLR, QARe or a SetContrastive of them, got {name}, "
+                f"expected InfoNCE, NTXent, SparseCLR, VICReg, BarlowTwins, a set-level term of setwise's or a "
+                f"SetContrastive of them, got {name}, "
                 "which has no form over many processes; gather the embeddings and call it on all of them, "
                 + see("how-to/many-gpus#own-loop")
             )

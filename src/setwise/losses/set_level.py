@@ -171,7 +171,7 @@ def qare(
             return value if peers is None else peers.finish(value)
         z = torch.stack([z_a, z_b]).to(dtype)
         if center:
-            z = _centred(z, peers)
+            z = centred(z, peers)
         factor = intra_factor(z, similarity=similarity, shift=shift) if lowrank else None
         # A Gram matrix is a sum over items, so over processes it needs no item itself; all else needs them all.
         additive = factor is not None and factor.middle is None and bound == "eigenvalue"
@@ -198,7 +198,7 @@ def qare(
         return value if peers is None else peers.finish(value)
 
 
-def _centred(z: Tensor, peers: Processes | None) -> Tensor:
+def centred(z: Tensor, peers: Processes | None) -> Tensor:
     """Both sets [2, N, E] less their means (over all peers); items within rounding of the mean are 0, gradient 0.
 
     Without this rule, rounding would count as their direction. In float64, where no two float32 items are so near.

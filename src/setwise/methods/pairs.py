@@ -15,6 +15,7 @@ import setwise.register as register
 from setwise.checks import see
 from setwise.losses.combined import SetContrastive
 from setwise.losses.controls import StructuralDifference
+from setwise.losses.gram import CKA, BarlowTwins, NuclearNorm
 from setwise.losses.modules import QARe
 from setwise.losses.objective import Choice
 from setwise.losses.options import KnownSets, Sets, Truth
@@ -185,10 +186,12 @@ def _check_takes(loss: Any, name: Literal["labels", "sets"]) -> None:
 def _check_needs_no_pairs(loss: nn.Module) -> None:
     """Raise if a term of ours compares row i of one side with row i of the other; of your own terms you know."""
     for term in loss.modules():
-        if isinstance(term, StructuralDifference) or (isinstance(term, QARe) and term.options["reference"] == "truth"):
+        gap = isinstance(term, QARe) and term.options["reference"] == "truth"
+        if gap or isinstance(term, (StructuralDifference, BarlowTwins, CKA, NuclearNorm)):
             raise ValueError(
-                "expected terms that need no pairs, since only sets are known, got the alignment gap or the structural "
-                "difference; leave it out, or take --term qare, " + see("how-to/your-pairs#sets")
+                "expected terms that need no pairs, since only sets are known, got "
+                f"{'the alignment gap' if gap else type(term).__name__}; leave it out, or take --term qare, "
+                + see("how-to/your-pairs#sets")
             )
 
 
