@@ -34,6 +34,7 @@ FILES = (
     "docs/how-to/choose-beta.md",
     "docs/how-to/large-batches.md",
     "docs/overview.md",
+    "docs/terms.md",
 )
 PLACE = re.compile(r"(<!-- from results: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 WIDTH = 128
@@ -238,6 +239,28 @@ def terms(found: Found) -> str:
     return markdown(columns, rows)
 
 
+def term_times(found: Found) -> str:
+    """What the set-level terms take on a CPU, and what the controls take both ways."""
+    record = _bench("terms-cpu")
+    times, both = record["times_s"], record["both_ways_s"]
+    names = [name for name in times[0] if name != "n"]
+    columns = ["forward and backward", *(f"N = {row['n']:,}" for row in times)]
+    rows = [[f"`{name}`", *(f"{1e3 * row[name]:.1f} ms" for row in times)] for name in names]
+    many = [row for row in both if row["n"] >= 2048]
+    most = {
+        name: max(row[f"{name}, sums"] / row[f"{name}, matrices"] for row in many)
+        for name in ("frobenius", "structural-difference")
+    }
+    shares = " and ".join(f"{100 * share:.0f} % for `{name}`" for name, share in most.items())
+    about = text(
+        f"Measured with E = {record['dimensions']}, float32, on one CPU thread of a machine that others used too",
+        "(`python benchmarks/terms.py`):",
+    )
+    sizes = " and ".join(f"N = {row['n']:,}, E = {row['e']}" for row in many)
+    sums = text(f"Sums over items save time. Of what the N×N matrices take they take at most {shares} ({sizes}).")
+    return f"{about}\n\n{markdown(columns, rows)}\n\n{sums}"
+
+
 def alone(found: Found) -> str:
     """The losses without any term, beside the paper's."""
     rows = []
@@ -366,6 +389,7 @@ PLACES: dict[str, Callable[[Found], str]] = {
     **{key: partial(one_claim, key) for key in CLAIMS},
     "later": later,
     "terms": terms,
+    "term-times": term_times,
     "alone": alone,
     "weight": weight,
     "ablation": ablation,

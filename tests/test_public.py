@@ -46,6 +46,8 @@ def learned() -> list[Tensor]:
         sw.functional.nt_xent(z_a, z_b, sets=sw.Sets(ids, ids, truth="one-to-one", price=0.2)),
         sw.SetContrastive(sw.InfoNCE())(z_a, z_b, sets=(ids, ids)),
         sw.QARe(reference="truth")(z_a, z_b),
+        sw.VICReg(covariance=2.0)(z_a, z_b),
+        sw.BarlowTwins(redundancy=0.01)(z_a, z_b),
         sw.functional.info_nce(z_a, z_b, temperature=temperature.exp()),
         sw.functional.qare(z_a, z_b),
         sw.presets(sw.PRESETS[0])(z_a, z_b),

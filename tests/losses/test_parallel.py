@@ -136,6 +136,7 @@ GROUPED = (  # over half of the processes
 )
 SUMS = {  # numbers that a process sends at once, whatever N: with R = 2 those of the means are sent, and come back
     "qare": 2 * (DIMENSIONS + 1) ** 2,
+    "qare-gap": 3 * (DIMENSIONS + 1) ** 2,
     "coding-rate": 2 * DIMENSIONS**2,
     "nuclear-norm": DIMENSIONS**2,
     "variance": 2 * DIMENSIONS + MEANS,

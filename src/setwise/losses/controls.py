@@ -25,8 +25,9 @@ from setwise.losses.options import public
 from setwise.losses.parallel import Processes
 from setwise.similarity import Similarity, normalize, pairwise, widest_precision
 
-# Above so many items, and four times the dimensions, sums over items take a quarter of the time of the N×N matrices or
-# less (E = 64 and 128, float32, one CPU thread; half at E = 512: `python benchmarks/terms.py`). Below, the bits stay.
+# Above so many items, and four times the dimensions, sums over items take a sixth of the time of the N×N matrices or
+# less at E = 64 and 128, and half at E = 512 (float32, one CPU thread: `python benchmarks/terms.py`). They are faster
+# from N = 1024 on. Below 2048 the matrices stay, and with them the bits of every recorded run.
 MANY_ITEMS = 2048
 
 

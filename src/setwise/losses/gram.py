@@ -325,13 +325,19 @@ def uniformity(z_a: Tensor, z_b: Tensor, *, sharpness: float = 2.0, peers: Proce
         every, first = own, 0
         if peers is not None:
             every, first = peers.gather(own.transpose(0, 1)).transpose(0, 1), peers.rank * len(z_a)
-        squares = (own.square().sum(-1, keepdim=True), every.square().sum(-1, keepdim=True).mT)
-        exponents = sharpness * (2 * own @ every.mT - squares[0] - squares[1])  # [2, N, all]
-        oneself = torch.eye(*exponents.shape[1:], dtype=torch.bool, device=own.device).roll(first, 1)
-        sums = exponents.clamp_max(0).masked_fill(oneself, -torch.inf).flatten(1).logsumexp(1)
+        exponents = _exponents(own, every, sharpness)  # [2, N, all]
+        exponents.diagonal(first, 1, 2).fill_(-torch.inf)  # nobody is near oneself
+        sums = exponents.flatten(1).logsumexp(1)
         if peers is not None:
             sums = peers.gather(sums[None]).logsumexp(0)
         return finish(sums.mean() - math.log(n * (n - 1)), peers)
+
+
+def _exponents(x: Tensor, y: Tensor, sharpness: float) -> Tensor:
+    """-t |x_i - y_j|², [2, N, M], as one product: no second matrix of that size."""
+    of_x, of_y = (z.square().sum(-1, keepdim=True) for z in (x, y))
+    left = torch.cat([2 * x, -of_x, -torch.ones_like(of_x)], -1)
+    return (sharpness * left) @ torch.cat([y, torch.ones_like(of_y), of_y], -1).mT
 
 
 @register.term("coding-rate", about="Minus the log-determinant of the set: EMP-SSL's. Use it to fill all directions.")
