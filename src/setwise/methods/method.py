@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,7 +46,7 @@ class Parts:
         self.labelled = isinstance(data, PairSet) and data.labels is not None
         self.in_sets = isinstance(data, PairSet) and data.sets is not None
         self._classes = len(data.classes) if isinstance(data, ImageSet) else 0
-        self.encoder = _encoder(recipe.encoder, self._sides[0])
+        self.encoder = _encoder(recipe.encoder, self._sides[0], recipe.views.options.get("early", ()))
         self.features = int(self.encoder.features)  # type: ignore[arg-type]
         self.views, self.second_views = (
             register.views[recipe.views.name].make(mean=side.mean, std=side.std, **recipe.views.options)
@@ -85,8 +85,8 @@ class Parts:
         return build(objective)
 
 
-def _encoder(choice: Choice, side: Side) -> nn.Module:
-    """The encoder for these items; an error if it is for others."""
+def _encoder(choice: Choice, side: Side, early: Sequence[int] = ()) -> nn.Module:
+    """The encoder for these items, and for views of the sizes ``early``; an error if it is for others."""
     name, kinds = choice.name, register.encoder[choice.name].takes or ("images",)
     if side.kind not in kinds and ":" not in name:  # one that a person named by its function may take anything
         fitting = [one for one, entry in register.encoder.items() if side.kind in (entry.takes or ("images",))]
@@ -99,12 +99,13 @@ def _encoder(choice: Choice, side: Side) -> nn.Module:
     height, width = side.values.shape[2:]
     encoder = create_encoder(name, channels=side.width, image_size=(height, width), **choice.options)
     least = int(getattr(encoder, "least", 1))
-    if min(height, width) < least:
-        raise ValueError(
-            f"expected images of at least {least} x {least} pixels for {name}, got {height} x {width}; "
-            "--encoder resnet8 takes any"
-        )
-    check_size(encoder, name, side.width, (height, width))
+    for high, wide in ((height, width), *((n, n) for n in early)):
+        if min(high, wide) < least:
+            raise ValueError(
+                f"expected images of at least {least} x {least} pixels for {name}, got {high} x {wide}; "
+                "--encoder resnet8 takes any"
+            )
+        check_size(encoder, name, side.width, (high, wide))
     return encoder
 
 
@@ -114,6 +115,7 @@ class Batch:
 
     Of pairs, ``images`` is the first side, be it images or not, and ``second`` the second one. ``sets`` has the set of
     each row where only sets are known to belong together. ``phase`` is what the method's ``phase`` gave for this step.
+    ``since`` is the share of training that was done when views of this size began.
     """
 
     images: Tensor  # uint8 [B, C, H, W]
@@ -126,6 +128,7 @@ class Batch:
     second: Tensor | None = None
     sets: Tensor | None = None  # int64 [B]
     phase: Hashable = None
+    since: float = 0.0
 
     def view(self, views: Views, *, count: int = 1, first: int = 0) -> Tensor:
         """``count`` views of each image as one batch [count · B, C, H, W]: all of one, then all of the next.
@@ -133,7 +136,7 @@ class Batch:
         ``first`` is the number of the first of them. Views of the same number are the same, so draw each branch's own
         by other numbers: two large ones by 0 and 1, four small ones by ``first=2``.
         """
-        x = views.several(
+        x = views.at(self.since).several(
             self.images,
             count,
             samples=self.samples,

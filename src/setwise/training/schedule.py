@@ -7,6 +7,7 @@ its options. It gives the learning rate there.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 
 import numpy as np
 import torch
@@ -65,6 +66,15 @@ def epoch_order(samples: int, *, seed: int, epoch: int) -> Tensor:
     """A permutation of the samples [N], int64, on the CPU."""
     word = int(np.random.SeedSequence([seed, epoch]).generate_state(1, np.uint64)[0]) >> 1
     return torch.randperm(samples, generator=torch.Generator().manual_seed(word), device="cpu")
+
+
+def view_start(recipe: Recipe, done: int, total: int) -> float:
+    """The share of training since which views have the size of the step that follows ``done`` of ``total`` others."""
+    starts: tuple[float, ...] = (
+        0.0,
+        *recipe.views.options.get("until", ()),
+    )  # a preset of your own may have no such field
+    return starts[bisect_right(starts, done / total) - 1]
 
 
 def batch_sizes(samples: int, batch: int, *, drop_last: bool, processes: int = 1) -> list[int]:
