@@ -26,6 +26,7 @@ from setwise.cli import (
     recipes,
     report,
     reproduce,
+    speedrun,
 )
 from setwise.cli.map import map_images
 from setwise.cli.pretrain import ABOUT, train
@@ -56,6 +57,7 @@ COMMANDS: dict[str, Command | dict[str, Command]] = {
     "match": train,
     "reproduce": reproduce.reproduce,
     "report": report.report,
+    "speedrun": speedrun.speedrun,
     "probe": probe.probe,
     "embed": embed.embed,
     "neighbours": neighbours.neighbours,

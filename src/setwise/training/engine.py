@@ -137,11 +137,11 @@ class Engine:
         self._graphs: dict[Kind, Callable[[], None]] = {}  # captured steps
         self._pool: Any = None  # the graphs' memory, where steps are captured
         self._taken: set[Kind] = set()  # kinds of steps that were taken before they are captured
-        self.preparation_seconds = 0.0  # of compiling and capturing
+        self.preparation_seconds = 0.0  # of compiling and capturing before the first step
         if recipe.epochs:
             began = time.perf_counter()
             self._prepare(capture and on_gpu and self.processes.capturable, compile)
-            self.preparation_seconds += time.perf_counter() - began
+            self.preparation_seconds = time.perf_counter() - began
 
     def begin(self, epoch: int, step: int = 0) -> None:
         """Go to a step of an epoch; at the epoch's first the sums start at 0 and the method prepares itself."""
@@ -179,9 +179,7 @@ class Engine:
             self._taken.add(kind)
         else:
             if kind not in self._graphs:
-                began = time.perf_counter()
                 self._graphs[kind] = self._captured(*kind, warm_up=0)
-                self.preparation_seconds += time.perf_counter() - began
             self._graphs[kind]()
         self.step_in_epoch += 1
 
