@@ -7,7 +7,6 @@ its options. It gives the learning rate there.
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 
 import numpy as np
 import torch
@@ -70,11 +69,8 @@ def epoch_order(samples: int, *, seed: int, epoch: int) -> Tensor:
 
 def view_start(recipe: Recipe, done: int, total: int) -> float:
     """The share of training since which views have the size of the step that follows ``done`` of ``total`` others."""
-    starts: tuple[float, ...] = (
-        0.0,
-        *recipe.views.options.get("until", ()),
-    )  # a preset of your own may have no such field
-    return starts[bisect_right(starts, done / total) - 1]
+    ends: tuple[float, ...] = recipe.views.options.get("until", ())  # a preset of your own may have no such field
+    return max((end for end in ends if end <= done / total), default=0.0)
 
 
 def batch_sizes(samples: int, batch: int, *, drop_last: bool, processes: int = 1) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import itertools
 import math
 from dataclasses import dataclass, replace
@@ -101,7 +100,7 @@ class Views:
 
         Views with a size of their own keep it.
         """
-        part = bisect.bisect_right(self.until, share)
+        part = sum(end <= share for end in self.until)
         if self.size is not None or part == len(self.early):
             return self
         return replace(self, size=(self.early[part],) * 2)
