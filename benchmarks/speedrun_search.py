@@ -39,7 +39,7 @@ WIDTHS = (512, 1024, 2048)
 # Sizes of the first views, as shares of the image's, and until when.
 GROWTH = (((), ()), ((0.75,), (0.5,)), ((0.5,), (0.3,)), ((0.5, 0.75), (0.3, 0.7)))
 # The rate of a batch of 512, from the least to the greatest.
-OPTIMIZERS = (("sgd", 0.03, 0.5), ("sgd", 0.03, 0.5), ("lars", 0.3, 5.0), ("adamw", 3e-4, 1e-2))
+OPTIMIZERS = (("sgd", 0.03, 0.5), ("sgd", 0.03, 0.5), ("lars", 0.3, 5.0), ("muon", 5e-4, 2e-2))
 
 
 class Trial(NamedTuple):
@@ -65,7 +65,8 @@ def tried(start: Recipe, number: int, side: int) -> Recipe:
     early, until = _one(GROWTH, at[8])
     epochs = max(1, round(_one(SHARES, at[0]) * start.epochs))
     return start.changed(
-        {
+        ({"optimizer.filters": True} if name == "muon" else {})
+        | {
             "epochs": epochs,
             "warmup": min(float(start.schedule.options.get("warmup", 0.0)), epochs / 10),
             "batch": batch,

@@ -90,7 +90,7 @@ def test_trials_are_recipes_that_differ_in_all_that_counts(script):
     for path in ("batch", "head", "views", "optimizer", "objective", "epochs"):
         assert len({repr(getattr(it, path)) for it in made}) > 2, path
     assert {it.views["early"] for it in made} == {(), (24,), (16,), (16, 24)}
-    assert {it.optimizer.name for it in made} == {"sgd", "lars", "adamw"}
+    assert {it.optimizer.name for it in made} == {"sgd", "lars", "muon"}
     assert max(it.epochs for it in made) == start.epochs
 
 
