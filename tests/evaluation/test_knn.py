@@ -176,6 +176,9 @@ def test_a_gpu_gives_the_same():
     train, test = clusters(5000, dimensions=64), clusters(2000, dimensions=64, seed=1)
     here = knn_accuracy(*train, *test, classes=5)
     there = knn_accuracy(*(x.cuda() for x in (*train, *test)), classes=5)
+    plain = {"classes": 5, "k": 10, "temperature": None}
+    here |= knn_accuracy(*train, *test, **plain)
+    there |= knn_accuracy(*(x.cuda() for x in (*train, *test)), **plain)
     for k in here:
         assert there[k] == pytest.approx(here[k], abs=1 / 2000)
     zeros = [torch.zeros_like(x) for x in (train[0], test[0])]
