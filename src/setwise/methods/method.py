@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,12 +46,14 @@ class Parts:
         self.labelled = isinstance(data, PairSet) and data.labels is not None
         self.in_sets = isinstance(data, PairSet) and data.sets is not None
         self._classes = len(data.classes) if isinstance(data, ImageSet) else 0
-        self.encoder = _encoder(recipe.encoder, self._sides[0], recipe.views.options.get("early", ()))
+        self.encoder = _encoder(recipe.encoder, self._sides[0])
         self.features = int(self.encoder.features)  # type: ignore[arg-type]
         self.views, self.second_views = (
             register.views[recipe.views.name].make(mean=side.mean, std=side.std, **recipe.views.options)
             for side in self._sides
         )
+        for n in recipe.views.options.get("early", ()):
+            _check_takes(self.encoder, recipe.encoder.name, self.channels, (n, n))
 
     @property
     def alike(self) -> bool:
@@ -85,8 +87,8 @@ class Parts:
         return build(objective)
 
 
-def _encoder(choice: Choice, side: Side, early: Sequence[int] = ()) -> nn.Module:
-    """The encoder for these items, and for views of the sizes ``early``; an error if it is for others."""
+def _encoder(choice: Choice, side: Side) -> nn.Module:
+    """The encoder for these items; an error if it is for others."""
     name, kinds = choice.name, register.encoder[choice.name].takes or ("images",)
     if side.kind not in kinds and ":" not in name:  # one that a person named by its function may take anything
         fitting = [one for one, entry in register.encoder.items() if side.kind in (entry.takes or ("images",))]
@@ -98,15 +100,19 @@ def _encoder(choice: Choice, side: Side, early: Sequence[int] = ()) -> nn.Module
         return create_encoder(name, channels=side.width, **choice.options)
     height, width = side.values.shape[2:]
     encoder = create_encoder(name, channels=side.width, image_size=(height, width), **choice.options)
-    least = int(getattr(encoder, "least", 1))
-    for high, wide in ((height, width), *((n, n) for n in early)):
-        if min(high, wide) < least:
-            raise ValueError(
-                f"expected images of at least {least} x {least} pixels for {name}, got {high} x {wide}; "
-                "--encoder resnet8 takes any"
-            )
-        check_size(encoder, name, side.width, (high, wide))
+    _check_takes(encoder, name, side.width, (height, width))
     return encoder
+
+
+def _check_takes(encoder: nn.Module, name: str, channels: int, size: tuple[int, int]) -> None:
+    """Raise unless the encoder takes images of that size."""
+    least = int(getattr(encoder, "least", 1))
+    if min(size) < least:
+        raise ValueError(
+            f"expected images of at least {least} x {least} pixels for {name}, got {size[0]} x {size[1]}; "
+            "--encoder resnet8 takes any"
+        )
+    check_size(encoder, name, channels, size)
 
 
 @dataclass(frozen=True)
@@ -136,7 +142,8 @@ class Batch:
         ``first`` is the number of the first of them. Views of the same number are the same, so draw each branch's own
         by other numbers: two large ones by 0 and 1, four small ones by ``first=2``.
         """
-        x = views.at(self.since).several(
+        own = views.at(self.since) if hasattr(views, "at") else views  # views of a user's own class have one size
+        x = own.several(
             self.images,
             count,
             samples=self.samples,

@@ -22,7 +22,7 @@ from setwise.data import load
 from setwise.methods import Supervised
 from setwise.recipe import Recipe, to_toml
 from setwise.report.speedrun import SEEDS
-from setwise.runs.pretraining import check_classes, evaluate_encoder, hold_out
+from setwise.runs.pretraining import check_classes, encoder_of, evaluate_encoder, hold_out
 from setwise.training.checkpoint import write_text
 from setwise.training.engine import Engine
 from setwise.training.loop import FILE as CHECKPOINT
@@ -82,7 +82,8 @@ def timed_run(
     check_classes(train_set, test_set)
     sizes = {"name": train_set.name, "train": len(train_set), "test": len(test_set)}
     record = records.of_run(name, engine, last, sizes)
-    final = evaluate_encoder(engine.method.encoder, train_set, test_set, recipe, seed=seed, device=how.device)
+    encoder = encoder_of(last, folder).to(how.device)
+    final = evaluate_encoder(encoder, train_set, test_set, recipe, seed=seed, device=how.device)
     record["timings"] |= final.pop("timings")
     pflop = training_operations(recipe, train_set) / PFLOP
     record["speedrun"] = {
