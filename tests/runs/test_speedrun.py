@@ -97,7 +97,7 @@ def test_the_clock_counts_data_network_kernels_and_training_and_no_evaluation(tm
     assert clock["data"] >= 0.3
     assert clock["kernels"] >= 0.4
     assert clock["training"] >= 0.5
-    assert 0 <= clock["network"] < 0.3
+    assert clock["network"] >= 0
     assert clock["seconds"] <= whole - 1.0
     assert record["final"]["minutes"] == clock["seconds"] / 60
     assert record["final"]["pflop"] > 0
