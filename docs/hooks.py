@@ -35,9 +35,15 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Put the picture where a page asks for it."""
-    mark = "<!-- the picture of the two sets -->"
-    return markdown.replace(mark, alignment_picture()) if mark in markdown else markdown
+    """Put pictures where a page asks for them."""
+    pictures = {
+        "<!-- the picture of the two sets -->": alignment_picture,
+        "<!-- the speed records -->": lambda: speed_records(RESULTS / "speedrun"),
+    }
+    for mark, picture in pictures.items():
+        if mark in markdown:
+            markdown = markdown.replace(mark, picture())
+    return markdown
 
 
 def turned_sets(degrees: float = FIRST_TURN) -> tuple[Any, Any]:
@@ -184,6 +190,54 @@ Made from the records in `results/runs` when the site is built, by `setwise repo
         whole = page.read_text()
     link = "[The whole report](results/report.html), with its answer, learning curves and sources, is one page.\n\n"
     return head + link + "\n".join(tables), whole
+
+
+SPEED_LOOK = """<style>
+.md-typeset .chart { display: block; width: 100%; max-width: 36rem; margin: 1rem 0; text-align: left }
+.chart svg { width: 100%; height: auto }
+.chart text { font-size: 10px; fill: currentColor }
+.chart .grid { stroke: currentColor; opacity: .15; fill: none }
+.chart .soft { display: none }
+.chart .legend { list-style: none; margin: .5rem 0; padding: 0; font-size: .8em }
+.chart .legend li { margin: 0 }
+.chart .legend svg { width: 30px; height: 10px; margin-right: .4rem }
+.chart .line { fill: none; stroke-width: 2 }
+"""
+
+
+def speed_records(folder: Path) -> str:
+    """The picture of accuracy against minutes, the table of our records below ``folder``, and the public marks."""
+    from setwise.records.run import Run, files_below, read_runs
+    from setwise.report.speedrun import MARKS, speedrun_chart, speedrun_tables
+
+    runs, _ = read_runs((path for path in files_below(folder) if path.suffix == ".json"), Run, folder)
+    tested = [run for run in runs if run.record.get("speedrun", {}).get("images") == "test"]
+    tables = [table.markdown() for table in speedrun_tables(tested)]
+    ours = (
+        "\n".join(tables)
+        if tables
+        else "**No record of ours yet.** The first runs on the test images will stand here.\n"
+    )
+    colours = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#888888", "#b8a800")
+    look = "".join(
+        f".chart path.c{i} {{ stroke: {colour} }} .chart circle.c{i} {{ fill: {colour} }}\n"
+        for i, colour in enumerate(colours)
+    )
+    marks = _table(
+        ["public mark", "accuracy", "neighbours", "minutes", "PFLOP", "GPU"],
+        [
+            [
+                f"[{mark.name}]({mark.source})",
+                f"{mark.accuracy:.1f} %",
+                str(mark.neighbours),
+                f"{mark.minutes:.0f}",
+                "–" if mark.pflop is None else f"{mark.pflop:.0f}",
+                mark.gpu,
+            ]
+            for mark in MARKS
+        ],
+    )
+    return f"{SPEED_LOOK}{look}</style>\n{speedrun_chart(tested)}\n\n{ours}\n{marks}"
 
 
 def _read(name: str) -> dict[str, Any]:

@@ -445,7 +445,7 @@ def test_data_preview_draws_images_beside_their_views(tmp_path, capsys):
         main(["data", "preview", "cifar10", "--root", str(tmp_path)])
 
 
-@pytest.mark.parametrize("seeds", ["1,2", "1 2"])
+@pytest.mark.parametrize("seeds", ["1,2", "1 2", "1..2", "1..1,2"])
 def test_lists_with_commas_or_without(tmp_path, capsys, seeds):
     words = ["reproduce", "table3", "--dry-run", "--results", str(tmp_path / "a,b"), "--seeds", *seeds.split()]
     main([*words, "--only", "released/cifar10-conv4-simclr/,paper/cifar10-conv4-simclr/"])

@@ -317,7 +317,29 @@ def test_the_results_page_is_made_of_the_records(tmp_path):
     assert "<html" in whole
 
 
+def test_the_page_of_speed_records_is_made_of_the_records(tmp_path):
+    page = (ROOT / "docs" / "speedrun.md").read_text()
+    shown = hooks().on_page_markdown(page)
+    assert shown.count("<svg viewBox") > 1
+    assert "dkobak, ResNet-18, 500 epochs" in shown
+    assert "No record of ours yet" in hooks().speed_records(tmp_path)
+    clock = {"seconds": 240.0, "data": 2.0, "network": 1.0, "kernels": 60.0, "training": 177.0}
+    part = {"target": 0.9, "clock": clock, "pflop": 50.0, "gpu": "a GPU", "knn10": 0.902}
+    for images in ("test", "validation"):
+        record = {"format": records.FORMAT, "name": f"by-{images}", "seed": 1, "final": {"knn10_accuracy": 0.902}}
+        record |= {"recipe": recipe("speedrun/cifar10").tree(), "speedrun": part | {"images": images}}
+        place = tmp_path / images / "seed-1.json"
+        place.parent.mkdir()
+        place.write_text(json.dumps(record))
+    shown = hooks().speed_records(tmp_path)
+    assert "| by-test | test | 1 | 90.20 | yes, with 1 of 10 seeds | 4.00 | 3.00 |" in shown
+    assert "by-validation" not in shown
+    assert "No record" not in shown
+
+
 def test_pages_name_real_recipes():
     for path in WRITTEN:
-        for name in re.findall(r"\b((?:paper|released|modern|setwise)/[a-z0-9]+-[a-z0-9-]+)\b", path.read_text()):
+        for name in re.findall(
+            r"\b((?:paper|released|modern|setwise|speedrun)/[a-z0-9]+-[a-z0-9-]+)\b", path.read_text()
+        ):
             assert name in CELLS or name in PRESETS, (path.name, name)

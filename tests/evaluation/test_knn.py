@@ -7,7 +7,9 @@ import pytest
 import torch
 from sklearn.neighbors import KNeighborsClassifier
 
-from setwise.evaluation import knn_accuracy
+from setwise.data import load
+from setwise.encoders import create
+from setwise.evaluation import extract, knn_accuracy
 
 
 def clusters(n: int, *, classes: int = 5, dimensions: int = 6, seed: int = 0, dtype=torch.float32):
@@ -33,6 +35,33 @@ def test_sample_by_sample_as_scikit_learn(k, temperature):
     accuracy = (predicted == test[1]).double().mean().item()
     assert 0.3 < accuracy < 0.95  # neither trivial nor hopeless
     assert knn_accuracy(*train, *test, classes=5, k=(k,), temperature=temperature) == {k: pytest.approx(accuracy)}
+
+
+@pytest.mark.parametrize("features", ["pixels", "encoder"])
+def test_one_vote_each_on_digits_as_scikit_learn(features):
+    train, test = (load("digits", split=split) for split in ("train", "test"))
+    if features == "pixels":
+        train_x, test_x = (one.images.flatten(1).double() for one in (train, test))
+    else:
+        torch.manual_seed(0)
+        encoder = create("resnet8", channels=1)
+        train_x, test_x = (extract(encoder, one, device="cpu").double() for one in (train, test))
+    reference = KNeighborsClassifier(n_neighbors=10, metric="cosine").fit(train_x.numpy(), train.labels.numpy())
+    predicted = torch.from_numpy(reference.predict(test_x.numpy()))
+    known = {"classes": 10, "k": 10, "temperature": None}
+    assert knn_accuracy(train_x, train.labels, test_x, predicted, **known) == {10: 1.0}, "sample by sample"
+    accuracy = (predicted == test.labels).double().mean().item()
+    assert knn_accuracy(train_x, train.labels, test_x, test.labels, **known) == {10: accuracy}
+    assert 0.5 < accuracy < 0.99
+    assert knn_accuracy(train_x, train.labels, test_x, predicted, **known | {"temperature": 0.01})[10] < 1
+
+
+def test_one_vote_each_counts_and_the_first_of_equal_classes_wins():
+    train_x = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.0, 1.0]])
+    train_y, query = torch.tensor([2, 1, 1, 2, 0]), torch.tensor([[1.0, 0.0]])
+    expected = {1: 2, 2: 1, 3: 1, 4: 1, 5: 1}  # votes: 2; 2, 1; 2, 1, 1; two each, twice
+    for k, label in expected.items():
+        assert knn_accuracy(train_x, train_y, query, torch.tensor([label]), classes=3, k=k, temperature=None) == {k: 1}
 
 
 def test_the_temperature_is_a_tenth():
@@ -147,6 +176,9 @@ def test_a_gpu_gives_the_same():
     train, test = clusters(5000, dimensions=64), clusters(2000, dimensions=64, seed=1)
     here = knn_accuracy(*train, *test, classes=5)
     there = knn_accuracy(*(x.cuda() for x in (*train, *test)), classes=5)
+    plain = {"classes": 5, "k": 10, "temperature": None}
+    here |= knn_accuracy(*train, *test, **plain)
+    there |= knn_accuracy(*(x.cuda() for x in (*train, *test)), **plain)
     for k in here:
         assert there[k] == pytest.approx(here[k], abs=1 / 2000)
     zeros = [torch.zeros_like(x) for x in (train[0], test[0])]

@@ -47,7 +47,7 @@ def test_a_record_says_everything(folder):
     epochs = record["epochs"]
     assert (epochs["epoch"], set(epochs)) == ([1, 2], {"epoch", "loss", "pairwise", "regularizer"})
     assert epochs["loss"] == pytest.approx(np.add(epochs["pairwise"], epochs["regularizer"]), rel=1e-5)
-    assert set(record["final"]) == {"probe_accuracy", "knn20_accuracy", "knn200_accuracy"}
+    assert set(record["final"]) == {"probe_accuracy", *(f"knn{k}_accuracy" for k in (10, 20, 200))}
     assert all(0.2 < value <= 1 for value in record["final"].values())
     assert record["timings"]["training_seconds"] > 0
     assert records.read(folder) == record
@@ -273,7 +273,7 @@ def test_a_run_on_a_folder_is_found_and_checked_from_anywhere(tmp_path, monkeypa
     main([*command, "--data", "photos"])
     record = json.loads((tmp_path / "run" / "record.json").read_text())
     assert record["recipe"]["data"]["source"] == "photos"
-    assert set(record["final"]) == {"probe_accuracy"}  # 12 images have no 20 neighbours
+    assert "knn20_accuracy" not in record["final"]  # 12 images have no 20 neighbours
     main([*command, "--data", "photos/", "--resume"])
     monkeypatch.chdir("/")
     main(["probe", str(tmp_path / "run")])

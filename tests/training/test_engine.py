@@ -330,13 +330,13 @@ def test_a_smaller_batch_is_captured_when_it_comes_again(digits, recipe, capture
     captures, plain = captures
     engine = Engine(recipe, digits, seed=1, device=CPU)
     engine._prepare(capture=True, compile=False)
-    assert captures == [((60, None), 3)]
+    assert captures == [((60, None, 0.0), 3)]
     for epoch, expected in enumerate((1, 2, 2)):
         engine.begin(epoch)
         for _ in range(engine.steps):
             engine.step()
         assert len(captures) == expected
-    assert (captures[1], plain) == (((20, None), 0), ["stream"])
+    assert (captures[1], plain) == (((20, None, 0.0), 0), ["stream"])
     other = trained(recipe, digits, epochs=3)
     assert torch.equal(weights(engine), weights(other))
     assert engine.means() == other.means()
@@ -367,11 +367,45 @@ def test_every_phase_of_a_method_is_captured_as_a_graph_of_its_own(digits, recip
             for _ in range(engine.steps):
                 engine.step()
         made.append((weights(engine), engine.means()))
-    kinds = [args for args, _ in captures[0]]
+    kinds = [args[:2] for args, _ in captures[0]]
     assert kinds == [(60, "early"), (20, "early"), (60, "late"), (20, "late")]
     assert torch.equal(made[0][0], made[1][0])
     assert made[0][1] == made[1][1]
     assert seen[-1] == (4 * engine.steps - 1, 4 * engine.steps)
+
+
+GROWING = {"encoder": "resnet8", "epochs": 4, "views.early": (4, 6), "views.until": (0.25, 0.7)}
+
+
+def test_views_grow_in_the_course_of_training(digits, recipe, captures):
+    """16 steps: those before 4 have 4 pixels a side, those before 11.2 have 6, the others the image's 8."""
+    recipe, sizes = recipe.changed(GROWING), []
+    engine = Engine(recipe, digits, seed=1, device=CPU)
+    engine.method.encoder.register_forward_pre_hook(lambda module, inputs: sizes.append(inputs[0].shape[2]))
+    for epoch in range(4):
+        engine.begin(epoch)
+        for _ in range(engine.steps):
+            engine.step()
+    assert sizes == 4 * [4] + 8 * [6] + 4 * [8]
+    other = Engine(recipe, digits, seed=1, device=CPU)
+    other._prepare(capture=True, compile=False)
+    assert [args for args, _ in captures[0]] == [(60, None, 0.0), (60, None, 0.25), (60, None, 0.7)], "before training"
+    for epoch in range(4):
+        other.begin(epoch)
+        for _ in range(other.steps):
+            other.step()
+    assert torch.equal(weights(engine), weights(other))
+    assert other.preparation_seconds > 0
+    fixed = trained(recipe.changed({"views.early": (), "views.until": ()}), digits, epochs=4)
+    assert not torch.equal(weights(engine), weights(fixed))
+
+
+@pytest.mark.gpu
+def test_steps_with_views_that_grow_are_captured_and_the_same(digits, recipe):
+    recipe = recipe.changed(GROWING)
+    ours, plain = (trained(recipe, digits, epochs=4, device="cuda", capture=x) for x in (True, False))
+    assert {since for _, _, since in ours._graphs} == {0.0, 0.25, 0.7}
+    torch.testing.assert_close(weights(ours), weights(plain), rtol=0.02, atol=0.02)
 
 
 @pytest.mark.gpu

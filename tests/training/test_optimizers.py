@@ -12,7 +12,7 @@ import setwise.register as register
 from setwise.recipe import Recipe
 from setwise.training.engine import Engine
 
-OWN = ("lars", "muon")
+OWN = ("lars", "muon", {"name": "muon", "filters": True})
 
 
 def parameters() -> list[nn.Parameter]:
@@ -77,6 +77,30 @@ def test_muon_is_torchs_for_matrices_and_adamw_for_the_rest():
             alone.grad = torch.sin(alone.detach() + step)
             theirs.step()
         torch.testing.assert_close(mine, alone.detach(), rtol=1e-12, atol=1e-12, msg=lambda m, i=i: f"{i}: {m}")
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="needs torch 2.9 for torch.optim.Muon")
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_muon_takes_filters_as_rows_of_a_matrix(layout):
+    lr, weights = rate(), parameters()
+    filters = weights[2] = nn.Parameter(weights[2].detach().to(memory_format=layout))
+    made = register.optimizer["muon"].make([{"params": weights}], lr=lr, weight_decay=0.1, filters=True)
+    found = stepped(made, weights, lr)
+    alone = nn.Parameter(parameters()[2].detach().flatten(1))  # the order of columns does not matter to it
+    theirs = torch.optim.Muon([alone], 0.0, 0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw")
+    for step, now in enumerate((0.5, 0.2)):
+        theirs.param_groups[0]["lr"] = now
+        alone.grad = torch.sin(alone.detach() + step)
+        theirs.step()
+    torch.testing.assert_close(found[2].flatten(1), alone.detach(), rtol=0.02, atol=0.02)  # it multiplies in bf16
+    plain = stepped(
+        register.optimizer["muon"].make([{"params": (own := parameters())}], lr=lr, weight_decay=0.1), own, lr
+    )
+    for i in (0, 1, 3):
+        torch.testing.assert_close(found[i], plain[i], rtol=0, atol=0)
+    assert (found[2] - plain[2]).abs().max() > 0.1
+    assert filters.is_contiguous(memory_format=layout)
+    assert made.state[filters]["momentum_buffer"].shape == (3, 18)
 
 
 def test_muon_asks_for_a_torch_that_has_it(monkeypatch):

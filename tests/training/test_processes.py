@@ -408,7 +408,7 @@ def test_a_step_with_ddp_is_captured_and_the_same(encoder, parts):
                 engine.begin(epoch)
                 for _ in range(engine.steps):
                     engine.step()
-            assert set(engine._graphs) == {(64, None), (44, None)}
+            assert set(engine._graphs) == {(64, None, 0.0), (44, None, 0.0)}
             found.append({name: x.double().cpu() for name, x in engine.method.state_dict().items()})
         finally:
             leave()

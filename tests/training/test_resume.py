@@ -59,6 +59,28 @@ def test_ten_kills_change_nothing(tmp_path, method):
     assert left == {".lock", "checkpoint.safetensors", "metrics.csv", "metrics.jsonl"}
 
 
+def test_a_run_whose_views_grow_goes_on_with_the_same_bits(tmp_path, digits, recipe):
+    """It is stopped within each part of training: at steps 2, 7 and 13 of 16, which change at 4 and 12."""
+    recipe = recipe.changed({"encoder": "resnet8", "epochs": 4, "views.early": (4, 6), "views.until": (0.25, 0.7)})
+    _, whole = trained(recipe, digits, tmp_path / "whole")
+    plain = Engine.step
+    for stop in (2, 7, 13):
+
+        def step(self, stop=stop):
+            plain(self)
+            if self.epoch * self.steps + self.step_in_epoch == stop:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        with mock.patch.object(Engine, "step", step), pytest.raises(Interrupted):
+            trained(recipe, digits, tmp_path / "stopped", resume=True)
+        found = checkpoint.load(tmp_path / "stopped")
+        assert found.epoch * 4 + found.step == stop
+    _, last = trained(recipe, digits, tmp_path / "stopped", resume=True)
+    assert without_times(last.history) == without_times(whole.history)
+    for name, x in whole.tensors.items():
+        assert torch.equal(x, last.tensors[name]), name
+
+
 def test_a_command_that_gets_a_signal_ends_after_a_checkpoint(tmp_path):
     """A lost terminal's; the other signals are in test_loop."""
     command = [sys.executable, "-m", "setwise.cli", "pretrain", *RUN, "--epochs", "400", "--out", str(tmp_path)]

@@ -87,6 +87,19 @@ def test_smaller_views():
         replace(views, size=(8, 0))
 
 
+def test_views_have_the_size_of_their_part_of_training():
+    views = replace(preset("modern"), early=(12, 24), until=(0.25, 0.75))
+    sizes = {share: views.at(share).size for share in (0.0, 0.24, 0.25, 0.74, 0.75, 1.0)}
+    assert sizes == {0.0: (12, 12), 0.24: (12, 12), 0.25: (24, 24), 0.74: (24, 24), 0.75: None, 1.0: None}
+    assert preset("modern").at(0.0) == preset("modern")
+    assert replace(views, size=(8, 8)).at(0.0).size == (8, 8), "multi-crop's small views keep theirs"
+    for early, until in (((12,), ()), ((12, 24), (0.5, 0.5)), ((12,), (0.0,)), ((12,), (1.0,)), ((12, 24), (0.7, 0.3))):
+        with pytest.raises(ValueError, match="expected until to have a share of training between 0 and 1"):
+            replace(preset("modern"), early=early, until=until)
+    with pytest.raises(ValueError, match="expected early to be numbers of pixels above 0, got"):
+        replace(preset("modern"), early=(0,), until=(0.5,))
+
+
 def test_a_preset_of_ones_own_is_an_entry_with_all_numbers_as_options(monkeypatch):
     monkeypatch.setattr(register.views, "_entries", dict(register.views._entries))
     monkeypatch.setitem(PRESETS, "grey", None)

@@ -26,6 +26,7 @@ from setwise.cli import (
     recipes,
     report,
     reproduce,
+    speedrun,
 )
 from setwise.cli.map import map_images
 from setwise.cli.pretrain import ABOUT, train
@@ -56,6 +57,7 @@ COMMANDS: dict[str, Command | dict[str, Command]] = {
     "match": train,
     "reproduce": reproduce.reproduce,
     "report": report.report,
+    "speedrun": speedrun.speedrun,
     "probe": probe.probe,
     "embed": embed.embed,
     "neighbours": neighbours.neighbours,
@@ -72,7 +74,7 @@ COMMANDS: dict[str, Command | dict[str, Command]] = {
     },
     "bench": {"qare": bench.qare, "step": bench.step},
 }
-LISTS = ("--seeds", "--only")  # options that take values with commas too
+LISTS = ("--seeds", "--only")  # options that take values with commas too, and 1..10
 
 
 def main(args: list[str] | None = None) -> None:
@@ -91,7 +93,7 @@ def main(args: list[str] | None = None) -> None:
             words, option = [], ""
             for word in args:
                 option = word if word.startswith("--") else option
-                words += word.split(",") if option in LISTS else [word]
+                words += [part for one in word.split(",") for part in _range(one)] if option in LISTS else [word]
             app_of(COMMANDS).cli(prog="setwise", description=START, args=words)
     except BrokenPipeError:
         pass
@@ -105,6 +107,14 @@ def main(args: list[str] | None = None) -> None:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
                 if not isinstance(error, BrokenPipeError):
                     sys.exit(f"setwise: expected to write to {stream.name}, got: {error.strerror}")
+
+
+def _range(word: str) -> list[str]:
+    """The whole numbers that "1..10" stands for; any other word itself."""
+    first, dots, last = word.partition("..")
+    if not (dots and first.isdecimal() and last.isdecimal()):
+        return [word]
+    return [str(number) for number in range(int(first), int(last) + 1)]
 
 
 def app_of(commands: Mapping[str, Command | Mapping[str, Command]]) -> SubcommandApp:

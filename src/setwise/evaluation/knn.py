@@ -1,4 +1,4 @@
-"""Weighted nearest neighbours, a check of features that needs no training."""
+"""Nearest neighbours, weighted or not: a check of features that needs no training."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ KS = (20, 200)
 # Votes are integers, of which the nearest neighbour has this many: sums of integers do not depend on their order, which
 # a GPU does not keep. 2^40 is finer than float32 by far, and the sum of 2^23 neighbours still fits.
 ONE_VOTE = 2.0**40
+STEP = 2.0**-40  # to which similarities are rounded where each neighbour has one vote
 
 
 @torch.no_grad()
@@ -27,7 +28,7 @@ def knn_accuracy(
     *,
     classes: int,
     k: int | Sequence[int] | None = None,
-    temperature: float = 0.1,
+    temperature: float | None = 0.1,
     chunk: int = 1024,
 ) -> dict[int, float]:
     """Share of test samples that their k nearest training samples classify correctly, in [0, 1], for each k.
@@ -38,12 +39,16 @@ def knn_accuracy(
     labels int64. ``k`` is at most N; None is 20 and 200, less those above N, and the result is empty where both are.
     A zero vector has similarity 0 to all.
 
+    With ``temperature`` None every neighbour has one vote: scikit-learn's KNeighborsClassifier(k, metric="cosine").
+
     Neighbours equally near are taken in the order of the training samples. Of classes with equal votes the first wins.
-    Similarities are computed in float64 and rounded to float32: so copies of a sample are equally near wherever they
-    stand, and ``chunk``, the number of test samples at a time, does not matter.
+    Similarities are computed in float64 and rounded, to float32 or, where each neighbour has one vote, to 2^-40: so
+    copies of a sample are equally near wherever they stand, and ``chunk``, the number of test samples at a time, does
+    not matter.
     """
     check_splits(train_x, train_y, test_x, test_y, classes)
-    check_number(temperature, "temperature", above=0)
+    if temperature is not None:
+        check_number(temperature, "temperature", above=0)
     check_count(chunk, "chunk")
     if k is None:
         k = [count for count in KS if count <= len(train_x)]
@@ -62,11 +67,14 @@ def knn_accuracy(
     train = normalize(train_x.double())
     right = dict.fromkeys(k, 0)
     for x, y in zip(torch.split(test_x, int(chunk)), torch.split(test_y, int(chunk)), strict=True):
-        similarity = (normalize(x.double()) @ train.mT).float()
+        similarity = normalize(x.double()) @ train.mT
+        similarity = similarity.div_(STEP).round_() if temperature is None else similarity.float()
         near, index = _nearest(similarity, max(k))
         labels = train_y[index]
-        # Relative to the nearest one, which changes no decision and cannot overflow.
-        weights = ((near.double() - near[:, :1]) / temperature).exp().mul_(ONE_VOTE).round_().long()
+        if temperature is None:
+            weights = torch.ones_like(labels)
+        else:  # relative to the nearest one, which changes no decision and cannot overflow
+            weights = ((near.double() - near[:, :1]) / temperature).exp().mul_(ONE_VOTE).round_().long()
         for count in right:
             votes = weights.new_zeros(len(x), classes).scatter_add_(1, labels[:, :count], weights[:, :count])
             right[count] += int((votes.argmax(1) == y).sum())

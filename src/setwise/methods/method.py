@@ -52,6 +52,8 @@ class Parts:
             register.views[recipe.views.name].make(mean=side.mean, std=side.std, **recipe.views.options)
             for side in self._sides
         )
+        for n in recipe.views.options.get("early", ()):
+            _check_takes(self.encoder, recipe.encoder.name, self.channels, (n, n))
 
     @property
     def alike(self) -> bool:
@@ -98,14 +100,19 @@ def _encoder(choice: Choice, side: Side) -> nn.Module:
         return create_encoder(name, channels=side.width, **choice.options)
     height, width = side.values.shape[2:]
     encoder = create_encoder(name, channels=side.width, image_size=(height, width), **choice.options)
+    _check_takes(encoder, name, side.width, (height, width))
+    return encoder
+
+
+def _check_takes(encoder: nn.Module, name: str, channels: int, size: tuple[int, int]) -> None:
+    """Raise unless the encoder takes images of that size."""
     least = int(getattr(encoder, "least", 1))
-    if min(height, width) < least:
+    if min(size) < least:
         raise ValueError(
-            f"expected images of at least {least} x {least} pixels for {name}, got {height} x {width}; "
+            f"expected images of at least {least} x {least} pixels for {name}, got {size[0]} x {size[1]}; "
             "--encoder resnet8 takes any"
         )
-    check_size(encoder, name, side.width, (height, width))
-    return encoder
+    check_size(encoder, name, channels, size)
 
 
 @dataclass(frozen=True)
@@ -114,6 +121,7 @@ class Batch:
 
     Of pairs, ``images`` is the first side, be it images or not, and ``second`` the second one. ``sets`` has the set of
     each row where only sets are known to belong together. ``phase`` is what the method's ``phase`` gave for this step.
+    ``since`` is the share of training that was done when views of this size began.
     """
 
     images: Tensor  # uint8 [B, C, H, W]
@@ -126,6 +134,7 @@ class Batch:
     second: Tensor | None = None
     sets: Tensor | None = None  # int64 [B]
     phase: Hashable = None
+    since: float = 0.0
 
     def view(self, views: Views, *, count: int = 1, first: int = 0) -> Tensor:
         """``count`` views of each image as one batch [count · B, C, H, W]: all of one, then all of the next.
@@ -133,7 +142,8 @@ class Batch:
         ``first`` is the number of the first of them. Views of the same number are the same, so draw each branch's own
         by other numbers: two large ones by 0 and 1, four small ones by ``first=2``.
         """
-        x = views.several(
+        own = views.at(self.since) if hasattr(views, "at") else views  # views of a user's own class have one size
+        x = own.several(
             self.images,
             count,
             samples=self.samples,

@@ -17,6 +17,7 @@ from setwise.records.statistics import MeanStd, PairedDifference, mean_std, pair
 from setwise.registry import known
 from setwise.report.chart import Interval
 from setwise.report.page import Page
+from setwise.report.speedrun import speedrun_tables
 from setwise.report.tables import NOTE, Cell, Table, own_tables, shown
 
 FIRST = ("probe_accuracy", "held_out_accuracy", "test_accuracy", "recall1")  # the first that is there answers
@@ -160,7 +161,7 @@ def report_runs(places: Sequence[Path], out: Path, *, where: Sequence[str] = (),
     if len(groups) > 1:
         note = f"Differences in {measures[0].replace('_', ' ')}, seed by seed, with 95 % intervals."
         page.intervals(f"Against {label(groups[0], paths)}", _pictured(groups, paths, measures[0]), other="", note=note)
-    tables = [table, *own_tables(runs)]
+    tables = [table, *speedrun_tables(runs), *own_tables(runs)]
     few = groups_table(groups, paths, measures[:SHOWN])
     more = f" runs.csv has {len(measures) - SHOWN} more numbers of each." if len(measures) > SHOWN else ""
     for one in (replace(few, note=few.note + more), *tables[1:]):

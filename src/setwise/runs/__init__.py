@@ -11,6 +11,7 @@ from setwise.runs.embedding import embed, home, image_encoder, neighbours, title
 from setwise.runs.matching import run_matching
 from setwise.runs.pairs import embed_run, run_pairs, write_sides
 from setwise.runs.pretraining import choose_device, encoder_of, export, pretrain, probe
+from setwise.runs.speedrun import timed_run, timed_runs
 
 __all__ = [
     "choose_device",
@@ -27,6 +28,8 @@ __all__ = [
     "run_matching",
     "run_of",
     "run_pairs",
+    "timed_run",
+    "timed_runs",
     "title_of",
     "write_sides",
 ]

@@ -6,6 +6,7 @@ import itertools
 import math
 import os
 import threading
+import time
 import warnings
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import nullcontext
@@ -32,9 +33,11 @@ from setwise.training.compilation import compile_encoder
 from setwise.training.errors import TrainingError
 from setwise.training.feeding import Feed, fits
 from setwise.training.processes import share_norms
-from setwise.training.schedule import batch_sizes, epoch_order, epoch_rates
+from setwise.training.schedule import batch_sizes, epoch_order, epoch_rates, view_start
 from setwise.training.whole_sets import WholeSets
 
+# What decides a step: its rows, the method's phase, the share of training since which views have this size.
+Kind = tuple[int, Hashable, float]
 _drawing = threading.Lock()  # torch has one generator for all threads
 
 
@@ -45,6 +48,7 @@ class Engine:
     epoch's number, the sums of the loss's terms. A step reads and advances them itself, so that a GPU replays one
     graph (and others for the epoch's last, smaller batch and for each later phase of the method, which are captured
     when they come for the second time) and waits for nothing; ``begin`` sets them for an epoch, ``means`` reads them.
+    Where views grow in the course of training, each of their sizes has graphs of its own.
 
     Images that do not fit onto the device are brought there batch by batch, ahead of the steps.
 
@@ -130,11 +134,14 @@ class Engine:
         self.optimizer = register.optimizer[recipe.optimizer.name].make(groups, **recipe.optimizer.options | rate)
         self._parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         self._moves = type(method).after_step is not Method.after_step  # needless counting takes 1 % of a small step
-        self._graphs: dict[tuple[int, Hashable], Callable[[], None]] = {}  # captured steps by batch size and phase
+        self._graphs: dict[Kind, Callable[[], None]] = {}  # captured steps
         self._pool: Any = None  # the graphs' memory, where steps are captured
-        self._taken: set[tuple[int, Hashable]] = set()  # kinds of steps that were taken before they are captured
+        self._taken: set[Kind] = set()  # kinds of steps that were taken before they are captured
+        self.preparation_seconds = 0.0  # of compiling and capturing before the first step
         if recipe.epochs:
+            began = time.perf_counter()
             self._prepare(capture and on_gpu and self.processes.capturable, compile)
+            self.preparation_seconds = time.perf_counter() - began
 
     def begin(self, epoch: int, step: int = 0) -> None:
         """Go to a step of an epoch; at the epoch's first the sums start at 0 and the method prepares itself."""
@@ -161,8 +168,7 @@ class Engine:
 
     def step(self) -> None:
         """One step, queued on the device."""
-        done = self.epoch * self.steps + self.step_in_epoch
-        kind = self.sizes[self.step_in_epoch], self.method.phase(done, self.recipe.epochs * self.steps)
+        kind = self._kind(self.sizes[self.step_in_epoch], self.epoch * self.steps + self.step_in_epoch)
         if self._feed is not None:
             self._feed.load(self.epoch, self.step_in_epoch, self._batches)
         if self._pool is None:
@@ -177,10 +183,16 @@ class Engine:
             self._graphs[kind]()
         self.step_in_epoch += 1
 
-    def _step(self, rows: int, phase: Hashable) -> None:
+    def _kind(self, rows: int, done: int) -> Kind:
+        """The kind of the step of ``rows`` images that follows ``done`` others."""
+        total = self.recipe.epochs * self.steps
+        return rows, self.method.phase(done, total), view_start(self.recipe, done, total)
+
+    def _step(self, rows: int, phase: Hashable, since: float) -> None:
         """The next batch, of ``rows`` images over all processes: its loss, the gradients, the weights, the sums."""
         samples = self._order[self._place + self._offsets[rows]]
-        batch = self.batch(samples, None if self._feed is None else self._feed.images[: len(samples)], phase)
+        images = None if self._feed is None else self._feed.images[: len(samples)]
+        batch = replace(self.batch(samples, images, phase), since=since)
         # An index of shape [1]: the host would read one of shape [].
         self._rate.copy_(self._rates[self._turn[None]][0])
         for rate, share in self._own_rates:
@@ -342,8 +354,8 @@ class Engine:
             self._compile()
         if capture:
             self._pool, self._stream = torch.cuda.graph_pool_handle(), self._stream or new_stream()
-            kind = max(self._offsets), self._first_phase()
-            self._graphs[kind] = self._captured(*kind, DDP_WARM_UP if self.processes.joined else WARM_UP)
+            for kind in self._first_kinds(max(self._offsets)):
+                self._graphs[kind] = self._captured(*kind, DDP_WARM_UP if self.processes.joined else WARM_UP)
         for name, x in self.method.state_dict().items():
             x.copy_(before[name])
         for parameter in self._parameters:
@@ -357,8 +369,9 @@ class Engine:
         try:
             with within(self._stream) if self._stream is not None else nullcontext():
                 for rows in sorted(self._offsets, reverse=True):
-                    self.begin(0)
-                    self._step(rows, self._first_phase())
+                    for kind in self._first_kinds(rows):
+                        self.begin(0)
+                        self._step(*kind)
         except Exception as error:  # whatever a compiler may raise; an error of the network itself comes again
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
         if self.processes.largest(bool(reason), self.device):
@@ -370,12 +383,15 @@ class Engine:
                 stacklevel=2,
             )
 
-    def _first_phase(self) -> Hashable:
-        return self.method.phase(0, self.recipe.epochs * self.steps)
+    def _first_kinds(self, rows: int) -> list[Kind]:
+        """The first step with each size of the views."""
+        total = self.recipe.epochs * self.steps
+        starts = (0.0, *self.recipe.views.options.get("until", ()))
+        return list(dict.fromkeys(self._kind(rows, math.ceil(start * total)) for start in starts))
 
-    def _captured(self, rows: int, phase: Hashable, warm_up: int) -> Callable[[], None]:
+    def _captured(self, rows: int, phase: Hashable, since: float, warm_up: int) -> Callable[[], None]:
         try:
-            step = partial(self._step, rows, phase)
+            step = partial(self._step, rows, phase, since)
             return captured(step, self._pool, before=lambda: self.begin(0), warm_up=warm_up, stream=self._stream)
         except RuntimeError as error:
             reason = str(error).splitlines()[0]

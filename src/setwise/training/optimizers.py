@@ -6,7 +6,7 @@ from inspect import unwrap
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import setwise.register as register
 
@@ -79,39 +79,69 @@ class LARS(torch.optim.Optimizer):
                 w.sub_(v.mul_(group["momentum"]).add_(step * group["lr"]))
 
 
-@register.optimizer("muon", about="Orthogonal steps for matrices, AdamW's for the rest: for transformers.")
+@register.optimizer("muon", about="Orthogonal steps for matrices, and for filters if asked; AdamW's for the rest.")
 class Muon(torch.optim.Optimizer):
     """torch's Muon (Jordan et al. 2024) for parameters of two dimensions, AdamW for all others, at one rate.
 
-    Muon's steps have the length of AdamW's (Liu et al. 2025). It takes them at rate 1, and the rest of the way back by
-    ``lerp``: torch's own would read the rate, a tensor, from the device.
+    With ``filters`` the weights of convolutions [O, I, H, W] count as matrices too, each filter a row. Muon's steps
+    have the length of AdamW's (Liu et al. 2025). It takes them at rate 1, and the rest of the way back by ``lerp``:
+    torch's own would read the rate, a tensor, from the device.
     """
 
-    def __init__(self, groups: Groups, *, lr: Rate = 1e-3, momentum: float = 0.95, weight_decay: float = 0.05) -> None:
+    def __init__(
+        self,
+        groups: Groups,
+        *,
+        lr: Rate = 1e-3,
+        momentum: float = 0.95,
+        weight_decay: float = 0.05,
+        filters: bool = False,
+    ) -> None:
         if not hasattr(torch.optim, "Muon"):
             raise ValueError(f"expected torch 2.9 or later for muon, got {torch.__version__}; take --optimizer adamw")
         super().__init__(groups, {"lr": lr})
-        matrices, others = ([_part(group, two) for group in self.param_groups] for two in (True, False))
+        most = 4 if filters else 2
+        matrices, others = (
+            [
+                group | {"params": [w for w in group["params"] if (2 <= w.ndim <= most) == wanted]}
+                for group in self.param_groups
+            ]
+            for wanted in (True, False)
+        )
+        self._weights = [group["params"] for group in matrices]
         for group in matrices:
             group["lr"] = 1.0
+            group["params"] = [w if w.ndim == 2 else nn.Parameter(_rows(w)) for w in group["params"]]
         muon = torch.optim.Muon(matrices, momentum=momentum, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")
         rest = torch.optim.AdamW(others, lr, weight_decay=weight_decay, fused=True, capturable=_on_gpu(lr))
         self._muon, self._rest = muon, rest
         muon.state = rest.state = self.state  # so that a checkpoint finds all of it
+        for weights, group in zip(self._weights, muon.param_groups, strict=True):
+            for w, matrix in zip(weights, group["params"], strict=True):
+                self.state[w] = self.state[matrix]
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Take a step, without waiting for the device."""
         self._rest.step()
-        before = [[w.clone() for w in group["params"]] for group in self._muon.param_groups]
+        before = []
+        for weights, group in zip(self._weights, self._muon.param_groups, strict=True):
+            for w, matrix in zip(weights, group["params"], strict=True):
+                if w is not matrix:
+                    matrix.copy_(_rows(w))
+                    matrix.grad = None if w.grad is None else _rows(w.grad)
+            before.append([matrix.clone() for matrix in group["params"]])
         self._muon.step()  # type: ignore[no-untyped-call]
-        for group, here, old in zip(self.param_groups, self._muon.param_groups, before, strict=True):
-            for w, start in zip(here["params"], old, strict=True):
-                w.copy_(start.lerp(w, torch.as_tensor(group["lr"], device=w.device).to(w.dtype)))
+        for i, (group, here) in enumerate(zip(self.param_groups, self._muon.param_groups, strict=True)):
+            rate = torch.as_tensor(group["lr"])
+            for w, matrix, start in zip(self._weights[i], here["params"], before[i], strict=True):
+                new = start.lerp(matrix, rate.to(w.device, w.dtype))
+                w.copy_(new if w is matrix else new.view(w.shape[0], *w.shape[2:], w.shape[1]).movedim(-1, 1))
 
 
-def _part(group: dict[str, Any], matrices: bool) -> dict[str, Any]:
-    return group | {"params": [w for w in group["params"] if (w.ndim == 2) == matrices]}
+def _rows(w: Tensor) -> Tensor:
+    """Filters [O, I, ...] as rows [O, ... I]: of channels-last weights the same memory."""
+    return w.detach().movedim(1, -1).flatten(1)
 
 
 def _on_gpu(rate: Rate) -> bool:

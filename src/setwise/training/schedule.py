@@ -67,6 +67,12 @@ def epoch_order(samples: int, *, seed: int, epoch: int) -> Tensor:
     return torch.randperm(samples, generator=torch.Generator().manual_seed(word), device="cpu")
 
 
+def view_start(recipe: Recipe, done: int, total: int) -> float:
+    """The share of training since which views have the size of the step that follows ``done`` of ``total`` others."""
+    ends: tuple[float, ...] = recipe.views.options.get("until", ())  # a preset of your own may have no such field
+    return max((end for end in ends if end <= done / total), default=0.0)
+
+
 def batch_sizes(samples: int, batch: int, *, drop_last: bool, processes: int = 1) -> list[int]:
     """The sizes of an epoch's batches, over all processes.
 

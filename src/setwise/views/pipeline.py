@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, replace
 from functools import partial
@@ -56,6 +57,10 @@ class Views:
     jitter: float = 0.0  # probability of these four, in random order
     grey: float = 0.0  # probability
     size: tuple[int, int] | None = None  # height and width of a view, at most the image's; the image's if none
+    early: tuple[
+        int, ...
+    ] = ()  # of views without a size: pixels a side in the first parts of training, one after another
+    until: tuple[float, ...] = ()  # the share of training at which each of these parts ends
     mean: float | tuple[float, ...] = 0.0  # a number for all channels, or a tuple of one for each
     std: float | tuple[float, ...] = 1.0
 
@@ -79,8 +84,26 @@ class Views:
             check_number(value, "std", above=0)
         if self.size is not None and (len(self.size) != 2 or not all(isinstance(n, int) and n > 0 for n in self.size)):
             raise ValueError(f"expected size to be (height, width), whole numbers above 0, got {self.size!r}")
+        ends = (0.0, *self.until, 1.0)
+        if len(self.early) != len(self.until) or not all(a < b for a, b in itertools.pairwise(ends)):
+            raise ValueError(
+                "expected until to have a share of training between 0 and 1 for each size of early, in rising order, "
+                f"got early {self.early!r} and until {self.until!r}; --views.early 16,24 --views.until 0.3,0.7 fits"
+            )
+        if any(not isinstance(n, int) or n < 1 for n in self.early):
+            raise ValueError(f"expected early to be numbers of pixels above 0, got {self.early!r}")
         if not any(len(_numbers(self.mean, n)) == len(_numbers(self.std, n)) == n for n in (1, 3)):
             raise ValueError(f"expected mean and std of 1 or 3 numbers each, got {self.mean!r} and {self.std!r}")
+
+    def at(self, share: float) -> Views:
+        """The views when ``share`` of training is done: smaller ones before the last of ``until``.
+
+        Views with a size of their own keep it.
+        """
+        part = sum(end <= share for end in self.until)
+        if self.size is not None or part == len(self.early):
+            return self
+        return replace(self, size=(self.early[part],) * 2)
 
     def ranges(self, size: tuple[int, int]) -> Ranges:
         """What the parameters for images of this size are drawn from."""

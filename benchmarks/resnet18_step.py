@@ -1,0 +1,211 @@
+"""Ways to make ResNet-18's training step faster on a GPU, all in one run: milliseconds and TFLOP/s of each.
+
+    python benchmarks/resnet18_step.py [--out results/bench-resnet18-h200.json] [--only compiled] [--seconds 2]
+
+A step is all of SimCLR with QARe: two views of 512 images, encoder, head, loss, gradients, SGD; captured as one graph.
+The first way is what `setwise pretrain` does, "encoder compiled" what its --compile does. The others change one thing
+each, or several that belong together. A way that fails says why, and the others go on.
+
+Nothing here is in fp8: torch has fp8 products of matrices (torch._scaled_mm), and no fp8 convolutions. Views are not
+compiled: ours are one launch, and plain torch's wait for the device, so that nothing can be captured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+import setwise.register as register
+from setwise.bench.step import images
+from setwise.bench.timing import milliseconds
+from setwise.data import ImageSet
+from setwise.kernels import conv
+from setwise.kernels import views as view_kernels
+from setwise.methods import Batch, Contrastive
+from setwise.paper.recipes import recipe as named
+from setwise.recipe import Recipe
+from setwise.training.capture import captured
+from setwise.training.engine import untrained
+from setwise.training.environment import environment
+from setwise.training.operations import training_operations
+
+RECIPE = "modern/cifar10-resnet18-simclr-qare"
+COUNT = 8192  # images on the device: time does not depend on what they show
+AUTOTUNE = "max-autotune-no-cudagraphs"  # we capture the graph ourselves
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a step is carried out."""
+
+    name: str
+    batch: int = 512
+    size: int | None = None  # of the views, if they are smaller than the images
+    compile: str = ""  # "encoder", or "network": encoder, head and loss as one
+    mode: str | None = None  # of torch.compile
+    kernels: bool = True  # ours for convolution and norm
+    view_kernel: bool = True  # ours for views
+    channels_last: bool = True
+    fused: bool = True  # SGD's one kernel for all weights
+    qare: bool = True
+    bf16: bool = True
+    capture: bool = True
+
+
+WAYS = (
+    Way("as setwise pretrain"),
+    Way("without QARe", qare=False),
+    Way("encoder compiled", compile="encoder"),
+    Way("encoder compiled, max-autotune", compile="encoder", mode=AUTOTUNE),
+    Way("encoder, head, loss compiled", compile="network"),
+    Way("encoder, head, loss compiled, max-autotune", compile="network", mode=AUTOTUNE),
+    Way("plain torch's convolutions", kernels=False),
+    Way("plain torch's views, not captured", view_kernel=False, capture=False),
+    Way("channels first", channels_last=False),
+    Way("channels first, encoder compiled", channels_last=False, compile="encoder"),
+    Way("SGD not fused", fused=False),
+    Way("not captured", capture=False),
+    Way("not captured, encoder compiled", capture=False, compile="encoder"),
+    Way("float32", bf16=False),
+    Way("batch 1024", batch=1024),
+    Way("batch 1024, encoder compiled", batch=1024, compile="encoder"),
+    Way("batch 1024, encoder compiled, max-autotune", batch=1024, compile="encoder", mode=AUTOTUNE),
+    Way("views of 24 pixels", size=24),
+    Way("views of 24 pixels, encoder compiled", size=24, compile="encoder"),
+    Way("views of 16 pixels", size=16),
+    Way("views of 16 pixels, encoder compiled", size=16, compile="encoder"),
+)
+
+
+@contextmanager
+def kernels_of(way: Way) -> Iterator[None]:
+    """Our kernels, less those that the way does without."""
+    with ExitStack() as stack:
+        for module, wanted in ((conv, way.kernels), (view_kernels, way.view_kernel)):
+            if not wanted:
+                stack.enter_context(mock.patch.object(module, "usable", return_value=False))
+        yield
+
+
+def step_of(way: Way, recipe: Recipe, data: ImageSet, device: torch.device, backend: str) -> Callable[[], None]:
+    """A step of this way, as a call."""
+    on_gpu = device.type == "cuda"
+    torch.backends.cudnn.benchmark = True
+    method = untrained(recipe, data, seed=1).to(device).train()
+    assert isinstance(method, Contrastive)
+    if way.channels_last:
+        method.to(memory_format=torch.channels_last)
+    options: Any = {"dynamic": False, "backend": backend} | ({"mode": way.mode} if way.mode else {})
+    rate = torch.full((), 1e-3, device=device)
+    groups = method.groups()
+    if way.fused:
+        optimizer = register.optimizer["sgd"].make(groups, lr=rate, weight_decay=5e-4)
+    else:
+        optimizer = torch.optim.SGD(groups, lr=1e-3, momentum=0.9, weight_decay=5e-4, foreach=True)
+    if way.compile == "encoder":
+        method.encoder.compile(**options)
+
+    def network(views: Tensor, batch: Batch) -> dict[str, Tensor]:
+        features = torch.unflatten(method.encoder(views), 0, (method.count, -1)).transpose(0, 1)
+        return method.compare((features,), batch)
+
+    if way.compile == "network":
+        network = torch.compile(network, **options)
+    pixels, number = data.images.to(device), torch.zeros((), dtype=torch.int64, device=device)
+    samples = torch.arange(way.batch, device=device)
+    dtype = torch.bfloat16 if way.bf16 and on_gpu else torch.float32
+
+    def step() -> None:
+        batch = Batch(pixels[samples], samples, samples, number, number, dtype, way.channels_last)
+        optimizer.zero_grad()
+        with torch.autocast(device.type, torch.bfloat16, enabled=way.bf16 and on_gpu):
+            terms = network(batch.view(method.views, count=method.count), batch)
+        terms["loss"].backward()
+        optimizer.step()
+        number.add_(1)  # other views in each step
+
+    if not (way.capture and on_gpu):
+        return step
+    return captured(step)
+
+
+def recipe_of(way: Way, encoder: str) -> Recipe:
+    """What the way trains by."""
+    changes: dict[str, Any] = {"batch": way.batch, "epochs": 1, "warmup": 0}
+    if encoder != "resnet18":
+        changes["encoder"] = encoder
+    if way.size is not None:
+        changes["views.size"] = (way.size, way.size)
+    if not way.qare:
+        changes["terms"] = []
+    return named(RECIPE).changed(changes)
+
+
+def measure(
+    way: Way,
+    data: ImageSet,
+    device: torch.device,
+    *,
+    seconds: float,
+    encoder: str = "resnet18",
+    backend: str = "inductor",
+) -> dict[str, Any]:
+    """Milliseconds of a step, and its operations a second; the reason where it fails."""
+    recipe = recipe_of(way, encoder)
+    row: dict[str, Any] = asdict(way)
+    torch._dynamo.reset()
+    try:
+        with kernels_of(way):
+            step = step_of(way, recipe, data, device, backend)
+            step()
+            row["ms"] = milliseconds(step, device, seconds)
+        images_seen = len(data) // way.batch * way.batch
+        operations = training_operations(recipe, data) / images_seen * way.batch
+        row["tflop_per_second"] = operations / row["ms"] / 1e9
+    except Exception as error:  # whatever a compiler may raise
+        row["failed"] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+    finally:
+        step = None
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    return row
+
+
+def shown(row: dict[str, Any]) -> str:
+    """A way in a line."""
+    if "failed" in row:
+        return f"{row['name']:44}  failed: {row['failed']}"
+    per_image = 1e3 * row["ms"] / row["batch"]
+    return f"{row['name']:44} {row['ms']:8.2f} ms {per_image:7.1f} us an image {row['tflop_per_second']:7.1f} TFLOP/s"
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Measure, print, write after each way."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--only", default="", help="ways with these words in their name")
+    parser.add_argument("--seconds", type=float, default=2.0, help="of measuring, for each way")
+    parser.add_argument("--device", default="cuda")
+    given = parser.parse_args(words)
+    device, data = torch.device(given.device), images(COUNT)
+    record: dict[str, Any] = {"what": "ResNet-18 steps", **environment(device), "recipe": RECIPE, "ways": []}
+    for way in (way for way in WAYS if given.only in way.name):
+        record["ways"].append(measure(way, data, device, seconds=given.seconds))
+        print(shown(record["ways"][-1]), flush=True)
+        if given.out:
+            given.out.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

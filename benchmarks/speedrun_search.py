@@ -1,0 +1,161 @@
+"""Search for a faster recipe on validation images: what accuracy does a PFLOP buy?
+
+    python benchmarks/speedrun_search.py --minutes 60 --at-once 4 [--recipe speedrun/cifar10] [--results runs/search]
+
+A trial is a point of a Halton sequence over what counts: epochs, rate, batch, weight decay, temperature, crops,
+greyscale, head, views that grow, optimiser. The first trial is the recipe itself. Trials run side by side, are told by
+their records, and go on where they were stopped: the same command continues, with more --trials it goes further. In the
+end it prints the frontier: trials that no cheaper one beats. The test images are not read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import setwise.records as records
+from setwise.data import load
+from setwise.front import compose
+from setwise.paper.jobs import Job
+from setwise.paper.reproduce import reproduce
+from setwise.paper.tuning import SKIP, between, radical_inverse
+from setwise.recipe import Recipe
+from setwise.runs import choose_device
+from setwise.runs.pretraining import hold_out
+from setwise.runs.speedrun import HELD_OUT, PFLOP
+from setwise.training.errors import Interrupted
+from setwise.training.operations import training_operations
+
+SEED = 1
+PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29)
+SHARES = (0.2, 0.3, 0.45, 0.65, 1.0)  # of the recipe's epochs
+BATCHES = (256, 512, 1024)
+WIDTHS = (512, 1024, 2048)
+# Sizes of the first views, as shares of the image's, and until when.
+GROWTH = (((), ()), ((0.75,), (0.5,)), ((0.5,), (0.3,)), ((0.5, 0.75), (0.3, 0.7)))
+# The rate of a batch of 512, from the least to the greatest.
+OPTIMIZERS = (("sgd", 0.03, 0.5), ("sgd", 0.03, 0.5), ("lars", 0.3, 5.0), ("muon", 5e-4, 2e-2))
+
+
+class Trial(NamedTuple):
+    """What a trial reached, and what it cost."""
+
+    number: int
+    accuracy: float
+    pflop: float
+    seconds: float
+
+
+def _one(choices: Sequence[Any], share: float) -> Any:
+    return choices[int(len(choices) * share)]
+
+
+def tried(start: Recipe, number: int, side: int) -> Recipe:
+    """The recipe of trial ``number``, from 1 on, for images of ``side`` pixels."""
+    if number == 1:
+        return start
+    at = [radical_inverse(SKIP + number, base) for base in PRIMES]
+    batch = _one(BATCHES, at[2])
+    name, low, high = _one(OPTIMIZERS, at[9])
+    early, until = _one(GROWTH, at[8])
+    epochs = max(1, round(_one(SHARES, at[0]) * start.epochs))
+    return start.changed(
+        ({"optimizer.filters": True} if name == "muon" else {})
+        | {
+            "epochs": epochs,
+            "warmup": min(float(start.schedule.options.get("warmup", 0.0)), epochs / 10),
+            "batch": batch,
+            "optimizer": name,
+            "optimizer.lr": float(f"{between(low, high, at[1]) * batch / 512:.2g}"),
+            "optimizer.weight_decay": between(1e-4, 2e-3, at[3]) if name == "sgd" else between(1e-6, 1e-2, at[3]),
+            "objective.temperature": between(0.1, 0.6, at[4]),
+            "views.area": (between(0.08, 0.4, at[5]), 1.0),
+            "views.grey": between(0.05, 0.3, at[6]),
+            "head.hidden": _one(WIDTHS, at[7]),
+            "views.early": tuple(round(share * side) for share in early),
+            "views.until": until,
+        }
+    )
+
+
+def frontier(trials: Sequence[Trial]) -> list[Trial]:
+    """The trials that are more accurate than all that cost no more, the cheapest first."""
+    best, kept = -1.0, []
+    for trial in sorted(trials, key=lambda trial: (trial.pflop, -trial.accuracy)):
+        if trial.accuracy > best:
+            best, kept = trial.accuracy, [*kept, trial]
+    return kept
+
+
+def shown(trials: Sequence[Trial], jobs: Sequence[Job]) -> str:
+    """The frontier, with what each of its trials changes."""
+    lines = []
+    start = jobs[0].recipe.tree()
+    for trial in frontier(trials):
+        tree = jobs[trial.number - 1].recipe.tree()
+        changes = [
+            f"{part}.{key}={value}" if isinstance(table, dict) else f"{part}={table}"
+            for part, table in tree.items()
+            for key, value in (table.items() if isinstance(table, dict) else [("", table)])
+            if (start[part].get(key) if isinstance(table, dict) else start[part]) != value
+        ]
+        lines.append(
+            f"{trial.pflop:9.3g} PFLOP {100 * trial.accuracy:6.2f} % {trial.seconds:7.0f} s  trial {trial.number}: "
+            + (" ".join(changes) or "the recipe itself")
+        )
+    return "\n".join(lines)
+
+
+def main(words: Sequence[str] | None = None) -> list[Trial]:
+    """Make the trials that are missing, as far as the time goes; print the frontier."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--recipe", default="speedrun/cifar10")
+    parser.add_argument("--trials", type=int, default=64)
+    parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--at-once", type=int, default=1, help="side by side on one device")
+    parser.add_argument("--results", type=Path, default=Path("runs/search"))
+    parser.add_argument("--root", type=Path)
+    parser.add_argument("--device", default="auto")
+    given = parser.parse_args(words)
+    plan = compose(given.recipe, {})
+    data = load(plan.recipe.data.source, given.root, split="train", options=plan.recipe.data.options)
+    count = len(data) // HELD_OUT
+    start = plan.recipe.changed({"data.validation": count})
+    recipes = [tried(start, number, min(data.images.shape[2:])) for number in range(1, given.trials + 1)]
+    jobs = [Job(plan.name, it, SEED, f"trial-{number:03}") for number, it in enumerate(recipes, 1)]
+    options: Any = {"results": given.results, "scratch": given.results / "scratch", "root": given.root}
+    options |= {"device": choose_device(given.device), "at_once": given.at_once, "forget": True}
+
+    def stop(number: int, frame: object) -> None:
+        raise Interrupted(number, "the time is over")
+
+    before = signal.signal(signal.SIGTERM, stop)  # for moments in which no run is training
+    timer = threading.Timer(60 * given.minutes, os.kill, (os.getpid(), signal.SIGTERM))
+    timer.start()
+    try:
+        reproduce(jobs, **options)
+    except Interrupted as error:
+        print(error)
+    finally:
+        timer.cancel()
+        signal.signal(signal.SIGTERM, before)
+    rest, _ = hold_out(data, count, seed=start.data.split_seed, kind="validation")
+    trials = []
+    for number, job in enumerate(jobs, 1):
+        if job.record(given.results).exists():
+            record = records.read(job.record(given.results))
+            pflop = training_operations(job.recipe, rest) / PFLOP
+            seconds = record["timings"]["training_seconds"]
+            trials.append(Trial(number, record["final"]["knn10_accuracy"], pflop, seconds))
+    print(f"{len(trials)} of {len(jobs)} trials; those that no cheaper one beats:")
+    print(shown(trials, jobs))
+    return trials
+
+
+if __name__ == "__main__":
+    main()

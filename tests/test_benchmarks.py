@@ -1,0 +1,125 @@
+"""Scripts in benchmarks/ that will run on a GPU: here at a tiny size, so that nothing is wasted there."""
+
+import importlib.util
+import sys
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+
+from setwise.bench.step import images
+from setwise.kernels import conv
+from setwise.kernels import views as view_kernels
+from setwise.paper import reproduce
+from setwise.paper.recipes import recipe
+from setwise.recipe import to_toml
+from setwise.training.operations import training_operations
+
+ROOT = Path(__file__).parent.parent
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def script(monkeypatch):
+    """Imports a script by its name."""
+
+    def load(name):
+        specification = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
+        module = importlib.util.module_from_spec(specification)
+        monkeypatch.setitem(sys.modules, name, module)
+        specification.loader.exec_module(module)
+        return module
+
+    return load
+
+
+def test_every_way_of_a_step_is_a_recipe_and_switches_what_it_says(script):
+    steps = script("resnet18_step")
+    assert len({way.name for way in steps.WAYS}) == len(steps.WAYS)
+    for way in steps.WAYS:
+        it = steps.recipe_of(way, "resnet18")
+        assert (it.batch, it.views["size"]) == (way.batch, way.size and (way.size, way.size))
+        assert bool(it.objective.terms) == way.qare
+        with steps.kernels_of(way):
+            assert (conv.usable is view_kernels.usable) == (way.kernels == way.view_kernel)
+    with steps.kernels_of(steps.Way("none", kernels=False, view_kernel=False)):
+        assert conv.usable(torch.zeros(1)) is view_kernels.usable(torch.zeros(1)) is False
+
+
+def test_ways_of_a_step_are_measured_and_failures_are_told(script):
+    steps, data = script("resnet18_step"), images(8, 8)
+    options = {"seconds": 0, "encoder": "resnet8", "backend": "eager"}
+    ways = ("as setwise pretrain", "SGD not fused")
+    for way in (replace(way, batch=4) for way in steps.WAYS if way.name in ways):
+        row = steps.measure(way, data, CPU, **options)
+        assert "failed" not in row, row
+        operations = training_operations(steps.recipe_of(way, "resnet8"), data) / 2  # of two batches
+        assert row["tflop_per_second"] * 1e12 * row["ms"] / 1e3 == pytest.approx(operations)
+        assert way.name in steps.shown(row)
+    row = steps.measure(steps.Way("too many", batch=16), data, CPU, **options)
+    assert "IndexError" in row["failed"]
+    assert "failed: IndexError" in steps.shown(row)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")  # of torch's own compiler
+def test_a_compiled_step_computes_what_a_plain_one_does(script):
+    steps, data = script("resnet18_step"), images(8, 8)
+    losses = {}
+    for compiled in ("", "encoder", "network"):
+        way = steps.Way("one", batch=4, compile=compiled)
+        with pytest.MonkeyPatch.context() as patch:
+            seen = losses.setdefault(compiled, [])
+            plain = torch.Tensor.backward
+            patch.setattr(torch.Tensor, "backward", lambda x, plain=plain, seen=seen: (seen.append(x.item()), plain(x)))
+            step = steps.step_of(way, steps.recipe_of(way, "resnet8"), data, CPU, "eager")
+            for _ in range(2):
+                step()
+    assert losses["encoder"] == pytest.approx(losses[""], rel=1e-4)
+    assert losses["network"] == pytest.approx(losses[""], rel=1e-4)
+    assert len(set(losses[""])) == 2
+
+
+def test_trials_are_recipes_that_differ_in_all_that_counts(script):
+    search = script("speedrun_search")
+    start = recipe("speedrun/cifar10")
+    assert search.tried(start, 1, 32) == start
+    made = [search.tried(start, number, 32) for number in range(2, 66)]
+    assert made[:9] == [search.tried(start, number, 32) for number in range(2, 11)]
+    for path in ("batch", "head", "views", "optimizer", "objective", "epochs"):
+        assert len({repr(getattr(it, path)) for it in made}) > 2, path
+    assert {it.views["early"] for it in made} == {(), (24,), (16,), (16, 24)}
+    assert {it.optimizer.name for it in made} == {"sgd", "lars", "muon"}
+    assert max(it.epochs for it in made) == start.epochs
+
+
+def test_the_frontier_has_what_no_cheaper_trial_beats(script):
+    search = script("speedrun_search")
+    generator = torch.Generator().manual_seed(0)
+    numbers = torch.randint(0, 8, (40, 2), generator=generator).tolist()
+    trials = [search.Trial(i, float(a), float(cost), 1.0) for i, (a, cost) in enumerate(numbers)]
+    kept = search.frontier(trials)
+    for trial in trials:
+        beaten = any(o.pflop <= trial.pflop and o.accuracy >= trial.accuracy and o[1:3] != trial[1:3] for o in trials)
+        assert beaten == (trial[1:3] not in [one[1:3] for one in kept]), trial
+    assert all(a.pflop < b.pflop and a.accuracy < b.accuracy for a, b in pairwise(kept))
+
+
+def test_a_search_goes_on_where_it_was_and_stops_in_time(script, tmp_path, monkeypatch, capsys):
+    search = script("speedrun_search")
+    small = recipe("speedrun/digits-resnet8").changed({"epochs": 1, "warmup": 0, "probe.epochs": 1})
+    monkeypatch.chdir(tmp_path)
+    Path("small.toml").write_text(to_toml(small.tree()))
+    options = ["--recipe", "small.toml", "--results", "found", "--device", "cpu"]
+    first = search.main([*options, "--trials", "1"])
+    assert [trial.number for trial in first] == [1]
+    assert "trial 1: the recipe itself" in capsys.readouterr().out
+    tried, plain = [], reproduce.record_of
+    monkeypatch.setattr(reproduce, "record_of", lambda job, *rest: (tried.append(job.variant), plain(job, *rest))[1])
+    assert [trial.number for trial in search.main([*options, "--trials", "2"])] == [1, 2]
+    assert tried == ["trial-002"], "none is made twice"
+    found = search.main([*options, "--trials", "40", "--minutes", "0.01"])
+    assert 2 <= len(found) < 40
+    assert "of 40 trials" in capsys.readouterr().out
+    assert not list(Path("found").rglob("*.failed"))
