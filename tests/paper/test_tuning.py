@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from scipy.stats.qmc import Halton
 
+import setwise.records as records
 from setwise.paper import tuning
 from setwise.paper.jobs import expand
 from setwise.recipe import flat
@@ -55,3 +56,36 @@ def test_the_best_trial_is_tested_with_fresh_seeds(tmp_path):
     assert all(job.recipe == tuning.tried("cifar10", "conv4", "qare", 7) for job in jobs)
     assert (jobs[0].recipe.epochs, jobs[0].recipe.data.validation) == (200, 0)
     shutil.rmtree(tmp_path)
+
+
+def test_resnet32_has_temperature_and_weight_alone(tmp_path):
+    jobs = expand("tuning", only=("resnet32",), results=tmp_path)
+    assert {job.variant.split("-")[1] for job in jobs} == {"plain", "qare", "gap"}
+    assert len(jobs) == 3 * 12
+    plain = flat(tuning.recipe("released/cifar10-resnet32-simclr").tree())
+    points = {}
+    for job in jobs:
+        fields = flat(job.recipe.tree())
+        changed = {path for path in fields if fields[path] != plain.get(path)}
+        others = changed - {"objective.temperature", "epochs", "data.validation"}
+        assert all(path.startswith("objective.terms.") for path in others)
+        term = job.variant.split("-")[1]
+        points.setdefault(term, []).append((fields["objective.temperature"], job.recipe.objective.terms))
+    temperatures = {term: [one for one, _ in found] for term, found in points.items()}
+    assert temperatures["plain"] == temperatures["qare"] == temperatures["gap"]
+    assert min(temperatures["plain"]) < 0.08
+    assert max(temperatures["plain"]) > 0.7
+    weights = sorted(terms[0].weight for _, terms in points["qare"])
+    assert weights[0] < 0.15
+    assert weights[-1] > 5
+    assert max(b / a for a, b in zip(weights, weights[1:], strict=False)) < 2, "no gap among the weights"
+    for job in jobs:
+        job.record(tmp_path).parent.mkdir(parents=True, exist_ok=True)
+        final = {"probe_accuracy": 0.5 + 0.1 * job.variant.endswith("-03")}
+        records.write(
+            job.record(tmp_path), {"name": job.name, "recipe": job.recipe.tree(), "seed": job.seed, "final": final}
+        )
+    tests = expand("tuned", results=tmp_path)
+    assert [(job.variant, job.seed) for job in tests[:3]] == [(f"tuned-{term}", 11) for term in points]
+    assert (len(tests), {job.recipe.epochs for job in tests}) == (9, {200})
+    assert all(job.recipe == tuning.tried("cifar10", "resnet32", job.variant[6:], 3) for job in tests)

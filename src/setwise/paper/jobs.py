@@ -227,7 +227,7 @@ def tuning(request: TableRequest) -> list[Job]:
 def _trials() -> list[tuple[str, int, str]]:
     """Encoder, number and term of every trial: a number of all terms before the next number."""
     counts = trials.TRIALS.items()
-    return [(encoder, k, term) for encoder, count in counts for k in range(1, count + 1) for term in trials.TERMS]
+    return [(one, k, term) for one, count in counts for k in range(1, count + 1) for term in trials.terms_of(one)]
 
 
 def tuned(request: TableRequest) -> list[Job]:
@@ -238,7 +238,7 @@ def tuned(request: TableRequest) -> list[Job]:
     jobs, missing = [], ""
     for encoder, count in (("conv4", MORE_SEEDS), ("resnet32", len(TableRequest.seeds))):
         name = f"released/{request.data}-{encoder}-simclr"
-        for term in trials.TERMS:
+        for term in trials.terms_of(encoder):
             try:
                 best = trials.winner(request.results, request.data, encoder, term, seed=TUNING_SEED)
             except ValueError as error:

@@ -17,7 +17,7 @@ from setwise.recipe import Recipe
 
 EPOCHS = 50  # of a trial
 VALIDATION = 5000  # training images that a trial is tested on
-TRIALS = {"conv4": 24, "resnet32": 8}
+TRIALS = {"conv4": 24, "resnet32": 12}
 SKIP = 20  # the first points of the sequence lie on a line
 PRIMES = (2, 3, 5, 7, 11)
 # Weights from the first to the last, and the one of the first trial.
@@ -28,6 +28,7 @@ TERMS = {
     "control": (1.0, 100.0, 10.0),
     "frobenius": (0.1, 10.0, 1.0),
 }
+LONG = ("plain", "qare", "gap")  # of ResNet-32, whose runs take long
 
 
 def radical_inverse(number: int, base: int) -> float:
@@ -38,6 +39,11 @@ def radical_inverse(number: int, base: int) -> float:
         place /= base
         value += digit * place
     return value
+
+
+def terms_of(encoder: str) -> tuple[str, ...]:
+    """The objectives that are tuned with an encoder."""
+    return tuple(term for term in TERMS if encoder == "conv4" or term in LONG)
 
 
 def trial(encoder: str, number: int) -> tuple[dict[str, Any], float]:
