@@ -37,8 +37,11 @@ class Data:
 
     source: str = "digits"  # as `setwise data list` shows it, or a path
     validation: int = 0  # for classification: test on so many training images instead of the test split
-    instances: int | None = None  # for matching: how many images are halved; for pairs: the first so many; all if none
+    # For matching: how many images are halved; for pairs: the first so many; else: how many to train on. All if none.
+    instances: int | None = None
     split_seed: int = 0  # which images, or identities, are for training, validation, test
+    imbalance: float = 1.0  # how many times as many training images the first class has as the last: long tails
+    wrong_partners: float = 0.0  # share of the images whose second view, and later ones, show another image
     options: dict[str, Any] = field(default_factory=dict)  # of a registered source
 
     @classmethod
@@ -89,6 +92,7 @@ class Evaluation:
     """What to measure at the end."""
 
     probe: Probe = Probe()
+    compressed: bool = False  # kNN of features in 8 bits, in 1 bit, and cut short, too
 
 
 # Parts that are chosen by name: their registries, and the key of the name in a file.
@@ -118,7 +122,8 @@ LOSS = "info-nce"  # of methods that take one
 LEAST = {
     **dict.fromkeys(("epochs", "data.validation", "data.split_seed"), 0),
     **dict.fromkeys(("optimizer.momentum", "optimizer.weight_decay", "schedule.warmup"), 0),
-    **dict.fromkeys(("batch", "parts", "head.hidden", "head.out", "data.instances"), 1),
+    **dict.fromkeys(("batch", "parts", "head.hidden", "head.out", "data.instances", "data.imbalance"), 1),
+    "data.wrong_partners": 0,
     **dict.fromkeys(("evaluation.probe.epochs", "evaluation.probe.batch"), 1),
 }
 POSITIVE = ("optimizer.lr", "evaluation.probe.lr")
@@ -154,9 +159,13 @@ class Recipe:
                 check_number(value, name, least=LEAST.get(path), above=0 if path in POSITIVE else None)
         if data.split_seed >= 2**63:
             raise ValueError(f"expected split_seed from 0 to 2^63 - 1, got {data.split_seed}")
-        if data.instances is not None and not (self.matched or self.pairs):
-            advice = "--validation N keeps training images apart"
-            raise ValueError(f"expected instances for matching and pairs only, got {data.instances}; {advice}")
+        if (self.matched or self.pairs) and (data.imbalance != 1 or data.wrong_partners):
+            raise ValueError(
+                f"expected imbalance and wrong_partners for single images only, got {data.imbalance:g} and "
+                f"{data.wrong_partners:g} for method {method!r}; leave them out"
+            )
+        if data.wrong_partners > 1:
+            raise ValueError(f"expected wrong_partners to be a share from 0 to 1, got {data.wrong_partners:g}")
         if self.second_encoder is not None and not self.pairs:
             raise ValueError(
                 f"expected a second encoder for method 'pairs' only, got {self.second_encoder.name!r} for {method!r}; "

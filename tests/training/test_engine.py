@@ -438,6 +438,14 @@ def test_images_of_other_sizes(encoder, side, recipe):
 
 
 @pytest.mark.gpu
+def test_a_captured_step_has_the_wrong_partners(digits, recipe):
+    recipe = recipe.changed({"data.wrong_partners": 0.4, "epochs": 1})
+    captured, plain = (trained(recipe, digits, device=GPU, capture=x).means()["loss"] for x in (True, False))
+    assert captured == pytest.approx(plain, rel=0.02)
+    assert plain != pytest.approx(trained(recipe.changed({"wrong_partners": 0.0}), digits, device=GPU).means()["loss"])
+
+
+@pytest.mark.gpu
 def test_a_captured_run_can_be_restored(digits, recipe):
     whole, other = trained(recipe, digits, 2, device=GPU), Engine(recipe, digits, seed=1, device=GPU)
     other.restore(whole.tensors())

@@ -20,8 +20,10 @@ PLAIN = {  # fields that every recipe has
     "precision": "of the network; auto is bfloat16 on a GPU",
     "data.source": "a name of `setwise data list`, or a folder",
     "data.validation": "test on so many training images, kept apart, not on the test split",
-    "data.instances": "for matching: how many images are halved; for pairs: train on the first so many",
+    "data.instances": "for matching: how many images are halved; else: train on so many, of pairs the first",
     "data.split_seed": "which images are kept apart",
+    "data.imbalance": "long tails: the first class has so many times the training images of the last",
+    "data.wrong_partners": "share of the images whose second view shows another image",
     "data.size": "of the images: one number, or HEIGHTxWIDTH; none: from the files",
     "data.skip_broken": "leave out files that cannot be read",
     "data.follow_links": "read what links out of the folder lead to",
@@ -36,6 +38,7 @@ PLAIN = {  # fields that every recipe has
     "evaluation.probe.epochs": "of the linear probe",
     "evaluation.probe.batch": "of the linear probe",
     "evaluation.probe.lr": "of the linear probe",
+    "evaluation.compressed": "kNN of features in 8 bits, in 1 bit, and cut short, too",
 }
 
 

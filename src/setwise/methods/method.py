@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -135,6 +135,7 @@ class Batch:
     sets: Tensor | None = None  # int64 [B]
     phase: Hashable = None
     since: float = 0.0
+    others: Tensor | None = None  # uint8 [B, C, H, W]: what views show after the first, where partners are wrong
 
     def view(self, views: Views, *, count: int = 1, first: int = 0) -> Tensor:
         """``count`` views of each image as one batch [count · B, C, H, W]: all of one, then all of the next.
@@ -142,6 +143,12 @@ class Batch:
         ``first`` is the number of the first of them. Views of the same number are the same, so draw each branch's own
         by other numbers: two large ones by 0 and 1, four small ones by ``first=2``.
         """
+        if self.others is not None and first + count > 1:
+            first_ones = replace(self, others=None)
+            rest = replace(first_ones, images=self.others)
+            if first > 0:
+                return rest.view(views, count=count, first=first)
+            return torch.cat([first_ones.view(views), rest.view(views, count=count - 1, first=1)])
         own = views.at(self.since) if hasattr(views, "at") else views  # views of a user's own class have one size
         x = own.several(
             self.images,

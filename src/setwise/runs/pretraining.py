@@ -17,9 +17,11 @@ from torch import Tensor, nn
 import setwise.records as records
 from setwise.checks import check_count, see
 from setwise.data import ImageSet, PairSet, has_test_split, load
+from setwise.data.subsets import few, long_tailed
 from setwise.encoders import create as create_by_name
+from setwise.evaluation.compression import compressed
 from setwise.evaluation.features import extract, frozen
-from setwise.evaluation.knn import knn_accuracy
+from setwise.evaluation.knn import KS, knn_accuracy
 from setwise.evaluation.probe import linear_probe
 from setwise.evaluation.retrieval import MOST, view_retrieval
 from setwise.methods import Supervised
@@ -65,7 +67,7 @@ def splits(recipe: Recipe, root: Path | None) -> tuple[ImageSet, ImageSet]:
 def with_test(
     recipe: Recipe, train_set: ImageSet, load_split: Callable[..., ImageSet], *, alone: bool
 ) -> tuple[ImageSet, ImageSet]:
-    """The training split, less what is held out of it, and the images to test on.
+    """The training split, less what is held out of it and what the recipe leaves out, and the images to test on.
 
     ``data.validation`` training images, drawn by ``split_seed``, replace the test split: for choosing between recipes.
     Where there is no test split (``alone``), a tenth of the images is drawn in the same way.
@@ -74,8 +76,18 @@ def with_test(
     held_out = alone and not data.validation
     count = held_out_count(train_set) if held_out else data.validation
     if not count:
-        return train_set, load_split(split="test")
-    return hold_out(train_set, count, seed=data.split_seed, kind="held out" if held_out else "validation")
+        return to_train_on(recipe, train_set), load_split(split="test")
+    kind = "held out" if held_out else "validation"
+    rest, kept = hold_out(train_set, count, seed=data.split_seed, kind=kind)
+    return to_train_on(recipe, rest), kept
+
+
+def to_train_on(recipe: Recipe, images: ImageSet) -> ImageSet:
+    """The images with the recipe's long tails, and of these as many as it takes, drawn by ``split_seed``."""
+    data = recipe.data
+    if data.imbalance != 1:
+        images = long_tailed(images, data.imbalance, seed=data.split_seed)
+    return images if data.instances is None else few(images, data.instances, seed=data.split_seed)
 
 
 def hold_out(data: Kept, count: int, *, seed: int, kind: str) -> tuple[Kept, Kept]:
@@ -147,6 +159,8 @@ def pretrain(
         evaluate = False  # too few images: of one alone nothing can be said
     if evaluate or data.validation:  # else there need not be any to test on
         train_set, test_set = with_test(recipe, train_set, load_split, alone=alone)
+    else:
+        train_set = to_train_on(recipe, train_set)
     if evaluate and test_set is not None:
         check_classes(train_set, test_set)
     if how.processes.first and not how.quiet:
@@ -193,9 +207,14 @@ def evaluate_encoder(
         neighbours = knn_accuracy(*given, classes=classes)
         if len(train_x) >= PLAIN_NEIGHBOURS:
             neighbours |= knn_accuracy(*given, classes=classes, k=PLAIN_NEIGHBOURS, temperature=None)
+        found = {f"knn{k}_accuracy": accuracy for k, accuracy in neighbours.items()}
+        if recipe.evaluation.compressed and (k := KS[0]) in neighbours:
+            for name, (train_c, test_c) in compressed(train_x, test_x).items():
+                near = knn_accuracy(train_c, train_y, test_c, test_y, classes=classes, k=k)
+                found[f"knn{k}_{name}_accuracy"] = near[k]
     return {
         "probe_accuracy": probed.accuracy,
-        **{f"knn{k}_accuracy": accuracy for k, accuracy in neighbours.items()},
+        **found,
         "timings": {
             "features_seconds": extracted - began,
             "probe_seconds": done - extracted,
@@ -262,11 +281,13 @@ def probe(
             "expected the images to probe on for a run on images from Python, which only Python has, got none; "
             "give them: run.probe(data), an ImageSet or a path"
         )
+    recipe = found.recipe
+    if data is not None or recipe.matched:  # all of them
+        recipe = recipe.changed({"data.instances": None, "data.imbalance": 1.0})
     if isinstance(data, ImageSet):
-        recipe = found.recipe
         train_set, test_set = with_test(recipe, data, load, alone=True)
     else:
-        recipe = found.recipe if data is None else found.recipe.changed({"data.source": data})
+        recipe = recipe if data is None else recipe.changed({"data.source": data})
         train_set, test_set = splits(recipe, root)
     if not train_set.classes:
         raise ValueError(

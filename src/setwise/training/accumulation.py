@@ -40,10 +40,9 @@ def divided(batch: Batch, parts: int) -> list[Batch]:
         here = slice(rows * k // parts, rows * (k + 1) // parts)
         both = [torch.unflatten(x, 0, (views, rows)) for x in (batch.images, batch.samples)]
         images, samples = (x[:, here].flatten(0, 1) for x in both)
-        second = None if batch.second is None else batch.second[here]
-        sets = None if batch.sets is None else batch.sets[here]
-        one = replace(batch, images=images, samples=samples, labels=batch.labels[here], second=second, sets=sets)
-        found.append(one)
+        one = replace(batch, images=images, samples=samples, labels=batch.labels[here])
+        second, sets, others = (None if x is None else x[here] for x in (batch.second, batch.sets, batch.others))
+        found.append(replace(one, second=second, sets=sets, others=others))
     return found
 
 

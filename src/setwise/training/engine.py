@@ -23,6 +23,7 @@ import setwise.register as register
 from setwise.checks import see
 from setwise.data import ImageSet, MatchedSet
 from setwise.data.pairs import PairSet, TrainingSet
+from setwise.data.subsets import partners
 from setwise.losses.parallel import Processes
 from setwise.methods import Batch, Method, create
 from setwise.methods.matching import draw_shots, passes_of_an_epoch
@@ -107,6 +108,14 @@ class Engine:
             self.data: TrainingSet = replace(data, labels=data.labels.to(device))
         else:
             self.data = _moved(data, device)
+        self._partners: Tensor | None = None
+        if recipe.data.wrong_partners:
+            if self._feed is not None:
+                raise ValueError(
+                    f"expected images that fit into memory for wrong_partners, got {len(data)} that do not; train on "
+                    "fewer (--instances), or leave it out"
+                )
+            self._partners = partners(len(data), recipe.data.wrong_partners, seed=seed).to(device)
 
         # What steps read and advance.
         rate_type = torch.float32 if on_gpu else torch.float64
@@ -251,7 +260,8 @@ class Engine:
             assert isinstance(data, ImageSet)
             images = data.read(places.cpu()).to(self.device)
         images = data.images[places] if images is None else images
-        return Batch(images, keys, labels, seed, epoch, dtype, last, phase=phase)
+        others = None if self._partners is None else data.images[self._partners[places]]
+        return Batch(images, keys, labels, seed, epoch, dtype, last, phase=phase, others=others)
 
     def means(self) -> dict[str, float]:
         """Every term of the loss, the mean over the epoch so far. Waits for the device; an error if not finite."""
