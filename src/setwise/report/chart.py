@@ -128,9 +128,31 @@ def intervals(title: str, rows: Sequence[Interval], *, other: str, note: str = "
     Very wide intervals do not count for the axis: what lies beyond has an arrow there. Bounds that are not finite are
     left out.
     """
-    rows = [row if _finite(row.bounds) else row._replace(bounds=None) for row in rows if abs(row.mean) < HUGE]
+    rows, bars, marks = interval_bars(rows)
     if not rows:
         return f"<figure>{caption(title)}<p>No values.</p>{small(note)}</figure>"
+    lines: list[str] = []
+    for before, row, drawn in zip([None, *rows], rows, bars, strict=False):
+        if row.group and (before is None or row.group != before.group):
+            lines.append(f'<tr class="group"><th scope="rowgroup" colspan="4">{escape(row.group)}</th></tr>')
+        beside = "" if row.other is None else f"{other} {row.other:+.2f}"
+        lines.append(
+            f'<tr><th scope="row">{escape(row.name)}</th><td class="bar"><svg aria-hidden="true">{drawn}</svg>'
+            f'</td><td class="n">{escape(row.words)}</td><td class="n soft">{escape(beside)}</td></tr>'
+        )
+    foot = f'<tr><td></td><td class="bar"><svg aria-hidden="true">{marks}</svg></td><td></td><td></td></tr>'
+    return (
+        f'<figure>{caption(title)}{small(note)}<table class="intervals"><thead>{foot}</thead><tbody>\n'
+        + "\n".join(lines)
+        + f"\n</tbody><tfoot>{foot}</tfoot></table></figure>"
+    )
+
+
+def interval_bars(rows: Sequence[Interval]) -> tuple[list[Interval], list[str], str]:
+    """The rows that can be drawn, what to draw of each within an ``svg`` of any size, and the marks below them."""
+    rows = [row if _finite(row.bounds) else row._replace(bounds=None) for row in rows if abs(row.mean) < HUGE]
+    if not rows:
+        return [], [], ""
     widths = [row.bounds[1] - row.bounds[0] for row in rows if row.bounds]
     most = WIDEST * median(widths) if widths else math.inf
     narrow = [row for row in rows if row.bounds is None or row.bounds[1] - row.bounds[0] <= most]
@@ -145,10 +167,8 @@ def intervals(title: str, rows: Sequence[Interval], *, other: str, note: str = "
     for value in ticks.values():
         kind, x = "zero" if value == 0 else "grid", across(value)
         grid += f'<line class="{kind}" x1="{x}" x2="{x}" y1="0" y2="100%"/>'
-    lines: list[str] = []
-    for before, row in zip([None, *rows], rows, strict=False):
-        if row.group and (before is None or row.group != before.group):
-            lines.append(f'<tr class="group"><th scope="rowgroup" colspan="4">{escape(row.group)}</th></tr>')
+    bars: list[str] = []
+    for row in rows:
         low, high = row.bounds or (row.mean, row.mean)
         sure = row.bounds and (low > 0 or high < 0)
         colour = ("c0" if row.mean > 0 else "c1") if sure else "c6"
@@ -157,21 +177,10 @@ def intervals(title: str, rows: Sequence[Interval], *, other: str, note: str = "
             drawn += f'<circle class="{colour}" cx="{across(row.mean)}" cy="50%" r="4.5"/>'
         drawn += _arrow("0", "\u25c2") if low < first else ""
         drawn += _arrow("100%", "\u25b8") if high > last else ""
-        beside = ""
         if row.other is not None:
             drawn += f'<circle class="hollow" cx="{across(row.other)}" cy="50%" r="5"/>'
-            beside = f"{other} {row.other:+.2f}"
-        lines.append(
-            f'<tr><th scope="row">{escape(row.name)}</th><td class="bar"><svg aria-hidden="true">{grid}{drawn}</svg>'
-            f'</td><td class="n">{escape(row.words)}</td><td class="n soft">{escape(beside)}</td></tr>'
-        )
-    marks = "".join(_text(across(value), "14", "middle", label) for label, value in ticks.items())
-    foot = f'<tr><td></td><td class="bar"><svg aria-hidden="true">{marks}</svg></td><td></td><td></td></tr>'
-    return (
-        f'<figure>{caption(title)}{small(note)}<table class="intervals"><thead>{foot}</thead><tbody>\n'
-        + "\n".join(lines)
-        + f"\n</tbody><tfoot>{foot}</tfoot></table></figure>"
-    )
+        bars.append(grid + drawn)
+    return rows, bars, "".join(_text(across(value), "14", "middle", label) for label, value in ticks.items())
 
 
 def _arrow(x: str, sign: str) -> str:

@@ -14,18 +14,22 @@ from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from setwise.report.chart import COLOURS, Interval, Points, chart, intervals, small
+from setwise.report.chart import COLOURS, Interval, Points, chart, interval_bars, intervals, small
 from setwise.report.chart import caption as caption_of
 from setwise.terminal import visible
 from setwise.training.checkpoint import write_text
 
 # Colours after Okabe and Ito, told apart by colour-blind eyes too; shades with a contrast of at least 3 to the page.
-STYLE = """
+PALETTE = """
 :root{color-scheme:light dark;--page:#fff;--ink:#1f2328;--soft:#59636e;--line:#d1d9e0;--panel:#f6f8fa;--link:#0550ae;
 --c0:#0072b2;--c1:#c64f00;--c2:#008463;--c3:#b5548b;--c4:#8f6400;--c5:#2a86bf;--c6:#59636e;--c7:#7d7400}
 @media (prefers-color-scheme:dark){:root{--page:#12161c;--ink:#e6edf3;--soft:#9aa5b1;--line:#343c46;--panel:#1b2129;
 --link:#79b8ff;--c0:#4fa8e8;--c1:#f08040;--c2:#2bbd94;--c3:#e093c0;--c4:#e69f00;--c5:#8ccbf2;--c6:#aab4be;--c7:#f0e442}}
-*{box-sizing:border-box}
+"""
+STROKES = "".join(f".c{i}{{stroke:var(--c{i})}}circle.c{i},.band.c{i}{{fill:var(--c{i})}}\n" for i in range(COLOURS))
+STYLE = (
+    PALETTE
+    + """*{box-sizing:border-box}
 body{margin:0;background:var(--page);color:var(--ink);font:1rem/1.55 system-ui,sans-serif;overflow-wrap:break-word}
 main{max-width:78rem;margin:0 auto;padding:2rem 1rem 4rem}
 h1{font-size:1.7rem;line-height:1.2;margin:0 0 .6rem}
@@ -93,7 +97,9 @@ pre{overflow-x:auto;font-size:.85rem}
 .intervals .bar{grid-area:2/1/3/3;width:auto}.intervals th{grid-column:1/3}}
 @media print{main{max-width:none;padding:0}.chart{width:48%}.scroll{overflow:visible;border:0}
 th button::after{content:none}figure,tr{break-inside:avoid}h2{break-after:avoid}pre{white-space:pre-wrap}}
-""" + "".join(f".c{i}{{stroke:var(--c{i})}}circle.c{i},.band.c{i}{{fill:var(--c{i})}}\n" for i in range(COLOURS))
+"""
+)
+STYLE += STROKES
 
 # Headers become buttons that sort: numbers, then words, then empty cells, whichever way. Above a chart the pointer
 # moves a cursor, and the legend shows each line's value there.
@@ -297,6 +303,37 @@ class Page:
     def write(self, path: Path) -> None:
         """Write the file, whole or not at all."""
         write_text(path, self.html())
+
+
+# A picture of intervals as a file of its own: widths of its columns, heights of its rows.
+NAMES, BARS, WORDS, ROW = 320, 330, 210, 22
+DRAWN = """text{fill:var(--ink);font:12.5px system-ui,sans-serif}.head{font-weight:600}.back{fill:var(--page)}
+.grid{stroke:var(--line)}.zero{stroke:var(--soft)}.line{stroke-width:2}
+.hollow{fill:none;stroke:var(--ink);stroke-width:1.5}
+"""
+
+
+def interval_picture(title: str, rows: Sequence[Interval]) -> str:
+    """Means and their intervals as an SVG file, which follows the reader's light or dark theme."""
+    rows, bars, marks = interval_bars(rows)
+    parts, y, width = [], ROW, NAMES + BARS + WORDS
+    for before, row, drawn in zip([None, *rows], rows, bars, strict=False):
+        if row.group and (before is None or row.group != before.group):
+            y += ROW
+            parts.append(f'<text class="head" x="8" y="{y - 6}">{escape(row.group)}</text>')
+        parts.append(
+            f'<text x="{NAMES - 12}" y="{y + 15}" text-anchor="end">{escape(row.name)}</text>'
+            f'<svg x="{NAMES}" y="{y}" width="{BARS}" height="{ROW}" overflow="visible">{drawn}</svg>'
+            f'<text x="{width - 8}" y="{y + 15}" text-anchor="end">{escape(row.words)}</text>'
+        )
+        y += ROW
+    parts.append(f'<svg x="{NAMES}" y="{y}" width="{BARS}" height="{ROW}" overflow="visible">{marks}</svg>')
+    head = f'<text class="head" x="8" y="16">{escape(title)}</text>'
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {y + ROW}" role="img" '
+        f'aria-label="{escape(title)}"><style>{PALETTE}{DRAWN}{STROKES}</style>'
+        f'<rect class="back" width="100%" height="100%"/>{head}\n' + "\n".join(parts) + "</svg>\n"
+    )
 
 
 def _with_code(words: str) -> str:
