@@ -24,6 +24,8 @@ def test_marked_places_are_filled_from_the_records():
         used |= {place[2] for place in readme.PLACE.finditer(words)}
         assert readme.fill(words, found) == words, f"{name} is not what the records say: run `make readme`"
     assert set(readme.PLACES) - used <= {"safe-weights"}
+    for one in readme.found_maps(found):
+        assert readme.picture_of(one).read_text() == readme.drawn(one), "run `make readme`"
 
 
 def gain(folder, variant, measure):

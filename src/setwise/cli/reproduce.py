@@ -21,6 +21,7 @@ Table = Literal[
     "shortfall",
     "tuning",
     "tuned",
+    "map",
 ]
 
 
@@ -69,32 +70,36 @@ def reproduce(
     jobs = expand(runs, data=data, seeds=seeds, only=only, instances=instances, results=results)
     if dry_run:
         return print("\n".join(paper.listing(jobs, results)))
-    if on == "local":
-        missing = paper.reproduce(
-            jobs,
-            results=results,
-            scratch=scratch,
-            root=root,
-            device=choose_device(device),
-            at_once=at_once,
-            forget=forget,
-        )
-    else:
-        from setwise.paper import cluster
+    while True:
+        if on == "local":
+            missing = paper.reproduce(
+                jobs,
+                results=results,
+                scratch=scratch,
+                root=root,
+                device=choose_device(device),
+                at_once=at_once,
+                forget=forget,
+            )
+        else:
+            from setwise.paper import cluster
 
-        missing = cluster.reproduce(
-            jobs,
-            on=on,
-            results=results,
-            scratch=scratch,
-            root=root,
-            device=device,
-            forget=forget,
-            resources=resources,
-        )
-    print(f"{len(jobs) - missing} of {len(jobs)} records in {results}")
-    if missing:
-        sys.exit(1)
+            missing = cluster.reproduce(
+                jobs,
+                on=on,
+                results=results,
+                scratch=scratch,
+                root=root,
+                device=device,
+                forget=forget,
+                resources=resources,
+            )
+        print(f"{len(jobs) - missing} of {len(jobs)} records in {results}")
+        if missing:
+            sys.exit(1)
+        jobs = expand(runs, data=data, seeds=seeds, only=only, instances=instances, results=results)
+        if all(job.record(results).exists() for job in jobs):  # records may ask for more runs, as those of map do
+            return
 
 
 def _measure_time(results: Path, scratch: Path, device: str, dry_run: bool) -> None:

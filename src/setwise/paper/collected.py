@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import setwise.records as records
 from setwise.losses.objective import Choice
+from setwise.paper import factors
 from setwise.paper.numbers import word
 from setwise.paper.objectives import objective_words, preset_of, same_objective, weight_of
 from setwise.paper.recipes import CELLS, MATCHING_LOSSES, Cell, recipe
@@ -56,8 +57,17 @@ class Run(records.Run):
     @cached_property
     def trial(self) -> tuple[str, int | None] | None:
         """The term and the number of a trial, by its place; no number for a test of the best. None for other runs."""
-        folder = self.path.removeprefix(f"{self.record['name']}/").removesuffix(f"/seed-{self.seed}.json")
-        return PLACES.get(folder)
+        return PLACES.get(self.variant)
+
+    @cached_property
+    def point(self) -> factors.Point | None:
+        """Its place on the map of factors, by its place among records; None for other runs."""
+        return factors.PLACES.get(self.variant)
+
+    @property
+    def variant(self) -> str:
+        """Its place among the records of its recipe."""
+        return self.path.removeprefix(f"{self.record['name']}/").removesuffix(f"/seed-{self.seed}.json")
 
     @property
     def data(self) -> str:
@@ -165,7 +175,7 @@ def collect(results: Path) -> tuple[list[Run], list[str]]:
     found: dict[tuple[object, ...], Run] = {}
     for run in runs:
         name = run.record["name"]
-        key = (name, run.place, run.seed, run.recipe.data.instances, run.trial)
+        key = (name, run.place, run.seed, run.recipe.data.instances, run.trial, run.point)
         taken, other = found.get(key, run), run
         if run.path == f"{name}/seed-{run.seed}.json":  # a table's own, before a sweep's of the same weight
             taken, other = run, taken
@@ -175,7 +185,7 @@ def collect(results: Path) -> tuple[list[Run], list[str]]:
     return list(found.values()), sorted(aside)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=1024)
 def _place(name: str, text: str) -> Place:
     """The place of a run of the recipe ``name``, whose own recipe is ``text``, as JSON."""
     named, mine = recipe(name), recipe_from(text)
@@ -203,10 +213,10 @@ def _changes(mine: Recipe, named: Recipe) -> list[str]:
 def groups(runs: Iterable[Run]) -> list[Group]:
     """The runs, sorted into what may be compared: recipes as they are first, matching before classification.
 
-    Trials and what follows from them are compared among themselves: see paper/tuned.py.
+    Trials and what follows from them are compared among themselves: see paper/tuned.py and paper/paying.py.
     """
     sorted_in: dict[tuple[Any, ...], list[Run]] = {}
-    for run in (run for run in runs if run.trial is None):
+    for run in (run for run in runs if run.trial is None and run.point is None):
         # Our own terms stand beside the paper's losses. Of classification, forms are never mixed.
         cell = run.place.cell
         form = "" if cell.kind == "matching" else cell.form
@@ -266,6 +276,8 @@ def _names(
     else:
         title = f"Linear probe, {word(data)}, {word(encoder)}, {form} form"
         name = f"classification-{form}-{data}-{encoder}"
+    if kind != "matching" and instances:
+        title, name = f"{title}, {instances:,} training images", f"{name}-{instances}"
     title += f" ({other})" if other else ""
     name += f"-{changed}" if changed else ""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-"), title

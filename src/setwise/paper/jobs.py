@@ -7,13 +7,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import setwise.paper.factors as factors
 import setwise.paper.tuning as trials
 import setwise.records as records
 from setwise.checks import check_option
 from setwise.losses.presets import objective_of
 from setwise.paper.ablation import bests_of, is_ablation
 from setwise.paper.collected import collect, groups
+from setwise.paper.factors import AGAIN, LATER, LEVELS, SEEDS, Point
 from setwise.paper.objectives import weight_of
+from setwise.paper.paying import Map
 from setwise.paper.recipes import DATA, MATCHING_DATA, MATCHING_LOSSES, recipe
 from setwise.recipe import Recipe, flat
 from setwise.training.environment import plain_path
@@ -251,6 +254,35 @@ def tuned(request: TableRequest) -> list[Job]:
     return jobs
 
 
+def factor_map(request: TableRequest, *, whole: bool = False) -> list[Job]:
+    """Where a set-level term pays, see paper/factors.py: trials, then tests of the best, then gains tested again.
+
+    Tests follow from the records of trials, and the last ones from those of tests: the same command goes on. ``whole``
+    takes the first trial where the best is not known yet, to count what there is to do.
+    """
+    data, seen = request.data, Map(request.data, collect(request.results)[0])
+    seeds = range(1, SEEDS + 1) if tuple(request.seeds) == TableRequest.seeds else request.seeds
+
+    def job(point: Point, seed: int) -> Job:
+        made = factors.recipe_of(data, point)
+        return Job(f"released/{data}-conv4-simclr", made, seed, factors.variant(point))
+
+    jobs = []
+    for term, level in ((term, level) for term in factors.TERMS for level in LEVELS.values()):  # the last term last
+        numbers, best = level.numbers(term), seen.best(level, term)
+        if len(numbers) > 1:
+            jobs += [job(Point(level.place, term, number, False), TUNING_SEED) for number in numbers]
+        if best is not None or whole:
+            jobs += [job(Point(level.place, term, best or 1, True), FRESH + seed) for seed in seeds]
+    for gain in seen.promising:
+        for term in ("plain", gain.term):
+            best = seen.best(gain.level, term)
+            assert best is not None
+            again = Point(gain.level.place, term, best, True)
+            jobs += [job(again, LATER + k) for k in range(1, AGAIN + 1)]
+    return jobs
+
+
 # What could keep ResNet-32 below the paper's number: the loss's form; all on a quarter of the epochs; float32, which is
 # slow, on a tenth.
 QUARTER, TENTH = {"epochs": 50}, {"epochs": 20}
@@ -286,6 +318,7 @@ TABLES: dict[str, Callable[[TableRequest], list[Job]]] = {
     "accuracy-gap": accuracy_gap,
     "tuning": tuning,
     "tuned": tuned,
+    "map": factor_map,
 }
 OLD_NAMES = {"shortfall": "accuracy-gap"}
 

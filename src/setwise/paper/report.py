@@ -6,7 +6,7 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,9 @@ from setwise.paper.collected import Group, Run, collect, probed, resumptions
 from setwise.paper.collected import groups as sort_into_groups
 from setwise.paper.figures import Timing, cost_table, costs_onto, count, sweep_onto, sweep_table, sweeps, timings
 from setwise.paper.numbers import word
+from setwise.paper.paying import PICTURED as MAPPED
+from setwise.paper.paying import map_answer, map_rows, map_table, maps
+from setwise.paper.reproduce import left_of_map
 from setwise.paper.spectra import looks_table, spectra_onto
 from setwise.paper.tables import changes_table, classification_table, matching_table, overview, shown_by_changes
 from setwise.paper.tuned import settings as settings_of
@@ -54,7 +57,9 @@ def report(results: Path, out: Path) -> list[Path]:
             f"expected records of runs below {results / 'runs'}, got none{also}; `setwise reproduce table1` makes "
             f"some, {see('how-to/reproduce')}; `setwise report FOLDER` shows runs of your own"
         )
-    page, tables = make_page(sort_into_groups(runs), aside, timed, [run for run in runs if run.trial])
+    apart = [run for run in runs if run.trial or run.point]
+    left = {data: left_of_map(data, results) for data in dict.fromkeys(run.data for run in apart if run.point)}
+    page, tables = make_page(sort_into_groups(runs), aside, timed, apart, left)
     files = [out / "index.html"]
     taken: set[str] = set()
     for table in tables:
@@ -74,14 +79,22 @@ def report(results: Path, out: Path) -> list[Path]:
 
 
 def make_page(
-    groups: Sequence[Group], aside: Sequence[str], timed: Sequence[Timing] = (), trials: Sequence[Run] = ()
+    groups: Sequence[Group],
+    aside: Sequence[str],
+    timed: Sequence[Timing] = (),
+    trials: Sequence[Run] = (),
+    left: Mapping[str, str] | None = None,
 ) -> tuple[Page, list[Table]]:
     """The page, and its tables; ``aside`` are the files that have no place in it, with reasons.
 
-    ``trials`` are runs of tuning, which are in no group.
+    ``trials`` are runs of tuning and of the map, which are in no group; ``left`` says by data what the map lacks.
     """
     page = Page("Does contrasting sets help?", lead=lead(groups))
     tables: list[Table] = []
+    tuned = settings_of(trials, groups)
+    mapped = maps(trials, tuned)
+    for one in mapped:
+        page.text(map_answer(one))
 
     def put(*more: Table | None) -> None:
         for table in more:
@@ -90,10 +103,10 @@ def make_page(
                 tables.append(table)
                 replace(table, note=table.note.replace(NOTE, "").strip() if explained else table.note).onto(page)
 
-    if gains := pictured(groups):
-        page.intervals("What QARe adds, in points of accuracy", gains, other="paper", note=PICTURED)
+    if pictures := pictured(groups):
+        page.intervals("What QARe adds, in points of accuracy", pictures, other="paper", note=PICTURED)
     put(claims(groups))
-    if gains:
+    if pictures:
         page.heading("Setting by setting")
     put(differences(groups))
     if (every := settings(groups)).rows:
@@ -119,11 +132,20 @@ def make_page(
             page.text(ablation_answer(group))
             put(ablation_table(group))
         put(changes)
-    if tuned := settings_of(trials, groups):
+    if tuned:
         page.heading("Every objective tuned")
         for setting in tuned:
             page.text(tuned_answer(setting))
             put(tuned_table(setting), trials_table(setting))
+    if mapped:
+        page.heading("Where does it pay?")
+        for one in mapped:
+            if words := (left or {}).get(one.data):
+                page.text(words)
+            if gains := map_rows(one):
+                title = f"What set-level terms add to tuned SimCLR, in points: {word(one.data)}, Conv-4"
+                page.intervals(title, gains, other="again", note=MAPPED)
+            put(map_table(one))
     if own := own_tables([run for group in groups for run in group.runs]):
         page.heading("Your own tables")
         put(*own)
@@ -146,6 +168,8 @@ def make_page(
         page.details(f"{group.title}: {count(len(group.runs), 'run')}", provenance(group.runs))
     for setting in tuned:
         page.details(f"Tuning, {setting.title}: {count(len(setting.runs), 'run')}", provenance(setting.runs))
+    for one in mapped:
+        page.details(f"The map, {word(one.data)}: {count(len(one.runs), 'run')}", provenance(one.runs))
     if timed:
         lines = [f"{one.file}: {one.device}, torch {one.torch}, commit {one.commit}" for one in timed]
         page.details(f"Figure 3: {count(len(timed), 'record')}", "\n".join(["$ setwise bench qare", *lines]))

@@ -26,7 +26,7 @@ from setwise.checks import check_count
 from setwise.data import split_sizes
 from setwise.kernels import processes_share, share_device
 from setwise.locks import Taken, locked
-from setwise.paper.jobs import Job
+from setwise.paper.jobs import Job, TableRequest, factor_map
 from setwise.paper.recipes import recipe
 from setwise.recipe import Recipe
 from setwise.records.record import read
@@ -37,15 +37,21 @@ from setwise.training.errors import Interrupted, TrainingError, out_of_memory
 from setwise.training.loop import RunOptions, stopping_signals
 from setwise.training.schedule import batch_sizes
 
-# Training images of the data sets that recipes name, and how many times the pixels of CIFAR's they have.
-IMAGES = {"digits": (1297, 1), "cifar10": (50_000, 1), "cifar100": (50_000, 1), "tiny-imagenet": (100_000, 4)}
+# Training images of the data sets that recipes name, how many times the pixels of CIFAR's they have, and classes.
+IMAGES = {
+    "digits": (1297, 1, 10),
+    "cifar10": (50_000, 1, 10),
+    "cifar100": (50_000, 1, 100),
+    "tiny-imagenet": (100_000, 4, 200),
+}
 
 
 def estimate(jobs: Sequence[Job], results: Path) -> list[float | None]:
     """Seconds of training of each job, run alone, from the step times in ``results``.
 
-    These are of 32 x 32 pixels; the time of larger images grows with their pixels. None where ``results`` has no step
-    of that encoder, batch and method (``setwise bench step --methods`` measures it).
+    These are of 32 x 32 pixels; the time of larger images grows with their pixels. That of a batch which was not
+    measured grows with it, and is no less than that of the nearest one. None where ``results`` has no step of that
+    encoder and method (``setwise bench step --methods`` measures it).
     """
     measured: dict[tuple[str, str, int], float] = {}
     for path in sorted(results.glob("bench-step*.json")):
@@ -59,18 +65,34 @@ def estimate(jobs: Sequence[Job], results: Path) -> list[float | None]:
     def seconds(it: Recipe) -> float | None:
         if not it.epochs:
             return 0.0
-        if it.data.source not in IMAGES or _step(it) not in measured:
+        batches = [batch for *kind, batch in measured if kind == [it.method.name, it.encoder.name]]
+        if it.data.source not in IMAGES or not batches:
             return None
-        return IMAGES[it.data.source][1] * run_steps(it) * measured[_step(it)] / 1e3
+        near = min(batches, key=lambda batch: abs(batch - it.batch))
+        ms = measured[it.method.name, it.encoder.name, near] * max(1.0, it.batch / near)
+        return IMAGES[it.data.source][1] * run_steps(it) * ms / 1e3
 
     return [seconds(job.recipe) for job in jobs]
 
 
 def run_steps(it: Recipe) -> int:
     """Steps of a whole run of a recipe on data that ``IMAGES`` has; matching trains on a part of its instances."""
-    images = IMAGES[it.data.source][0]
-    samples = split_sizes(it.data.instances or images)[0] if it.matched else images - it.data.validation
+    images, _, classes = IMAGES[it.data.source]
+    if it.matched:
+        samples = split_sizes(it.data.instances or images)[0]
+    else:
+        tails = [it.data.imbalance ** (-c / (classes - 1)) for c in range(classes)]
+        samples = it.data.instances or int((images - it.data.validation) * sum(tails) / classes)
     return it.epochs * len(batch_sizes(samples, it.batch, drop_last=it.drop_last))
+
+
+def left_of_map(data: str, results: Path) -> str:
+    """How many runs of the map of factors have no record, and their time one after the other; "" for none."""
+    jobs = factor_map(TableRequest(data=data, results=results), whole=True)
+    missing = list({job.record(results): job for job in jobs if not job.record(results).exists()}.values())
+    minutes = sum(filter(None, estimate(missing, results))) / 60
+    took = f", {minutes:.0f} minutes of training one after the other" if minutes else ""
+    return f"{len(missing)} runs of `setwise reproduce map --data {data}` are to be made{took}." if missing else ""
 
 
 def check_records(jobs: Sequence[Job], results: Path) -> None:

@@ -128,13 +128,13 @@ def recipe_text(record: dict[str, Any]) -> str:
         raise ValueError("expected a recipe's tables, got tables within tables without end") from error
 
 
-@lru_cache(maxsize=256)  # the seeds of a run have one recipe, and their records lie beside each other
+@lru_cache(maxsize=1024)  # the seeds of a run have one recipe, and their records lie beside each other
 def recipe_from(text: str) -> Recipe:
     """The recipe of ``recipe_text``."""
     return Recipe.read(json.loads(text))
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=1024)
 def fields_from(text: str) -> dict[str, Any]:
     """Every field of the recipe of ``recipe_text`` by its path, whether what it names is registered here or not."""
     tree = json.loads(text)
