@@ -19,11 +19,14 @@ from setwise.paper.claims import CLAIMS, claims, compared, counted, differences,
 from setwise.paper.collected import Group, collect, groups, probed
 from setwise.paper.figures import sweep_answer, sweep_table, sweeps
 from setwise.paper.numbers import CLASSIFICATION, MATCHING, word
+from setwise.paper.paying import Map, map_answer, map_rows, map_table, maps
 from setwise.paper.recipes import FORMS, MATCHING_LOSSES
+from setwise.paper.reproduce import left_of_map
 from setwise.paper.spectra import looks_table
 from setwise.paper.tables import changes_table, paper_gain, paper_number
 from setwise.paper.tuned import settings, trials_table, tuned_answer, tuned_table
 from setwise.records.statistics import PairedDifference, mean_std, paired_difference
+from setwise.report.page import interval_picture
 from setwise.report.tables import Cell, Table, shown
 
 ROOT = Path(__file__).parent.parent
@@ -69,12 +72,14 @@ def short_answer(found: Found) -> str:
         if one.term == "qare" and (gain := setting.difference(one))
     ]
     better, worse, cases, _ = tally("tuned")
+    pays = [map_answer(one) for one in found_maps(found) if one.tested]
     lines = [
         f"Added to recipes that nobody tuned, QARe helps: **{counted(CLAIMS['helps'].answers(found))}**.",
         f"Where SimCLR and SimCLR + QARe are tuned alike, QARe adds {' and '.join(images)}.",
         f"On pairs of sentences a term adds up to {shown(tally('untuned')[3])} where nobody tuned the temperature. "
         f"After tuning it adds in {better} of {cases} cases and takes in {worse}: it mostly buys "
         "[not having to tune](docs/how-to/choose-beta.md#temperature).",
+        *(f"[Where does it pay?](docs/findings.md#where-does-it-pay) {words}" for words in pays),
     ]
     return "\n".join(f"- {line}" for line in lines)
 
@@ -297,6 +302,37 @@ def tuned(found: Found) -> str:
     return "\n\n".join(parts) or "Not run yet: `setwise reproduce tuning` makes the trials."
 
 
+def found_maps(found: Found) -> list[Map]:
+    """The maps of factors of all data sets that have one."""
+    runs = collect(RESULTS)[0]
+    return maps(runs, settings(runs, found))
+
+
+def picture_of(one: Map) -> Path:
+    """Where the picture of a map is."""
+    return ROOT / "docs" / f"where-it-pays-{one.data}.svg"
+
+
+def drawn(one: Map) -> str:
+    """The picture of a map."""
+    return interval_picture(
+        f"What set-level terms add to tuned SimCLR, in points: {word(one.data)}, Conv-4", map_rows(one)
+    )
+
+
+def paying(found: Found) -> str:
+    """Where a set-level term pays: a sentence, a picture and a table."""
+    parts = []
+    for one in found_maps(found):
+        parts.append(text(map_answer(one), left_of_map(one.data, RESULTS)))
+        if one.tested:
+            parts.append(f"![Differences with their intervals, factor by factor]({picture_of(one).name})")
+        table = map_table(one)
+        columns = ("factor", "level", "term", "SimCLR, tuned", "difference", "Holm", "again, other seeds")
+        parts.append(markdown(columns, picked(table, *columns)) if table.rows else "")
+    return "\n\n".join(filter(None, parts)) or text("Not run yet:", left_of_map("cifar10", RESULTS))
+
+
 BITEXT_TERMS = ("qare", "gap", "structural-difference")
 
 
@@ -394,6 +430,7 @@ PLACES: dict[str, Callable[[Found], str]] = {
     "weight": weight,
     "ablation": ablation,
     "tuned": tuned,
+    "map": paying,
     "bitext": bitext,
     "large-batches": large_batches,
     "spectrum": spectrum,
@@ -413,6 +450,8 @@ def main() -> None:
     found = groups(collect(RESULTS)[0])
     for path in (ROOT / name for name in FILES):
         path.write_text(fill(path.read_text(), found))
+    for one in found_maps(found):
+        picture_of(one).write_text(drawn(one))
 
 
 if __name__ == "__main__":
