@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 import pytest
 from scipy.stats import false_discovery_control, ttest_rel
 
+import setwise.paper.reproduce as paper
 import setwise.records as records
 from setwise.cli import main
 from setwise.paper import factors, jobs, tuning
@@ -271,17 +272,27 @@ def test_the_command_from_the_first_trial_to_the_page(tmp_path, monkeypatch, cap
     monkeypatch.setattr(factors, "BASE", factors.BASE | short)
     where = ["--data", "digits", "--results", str(tmp_path / "results")]
     run = ["reproduce", "map", *where, "--scratch", str(tmp_path / "runs"), "--device", "cpu", "--forget"]
-    main([*run, "--only", "map-base-plain-1"])  # a part of it, then the rest
+    real = paper.record_of
+
+    def failing(job, *more):
+        if job.variant == "map-wrong-20-qare-2":
+            raise ValueError("it diverged")
+        return real(job, *more)
+
+    monkeypatch.setattr(paper, "record_of", failing)
+    with pytest.raises(SystemExit):
+        main([*run, "--only", "base-", "map-wrong-20-qare-2"])
+    monkeypatch.setattr(paper, "record_of", real)
+    assert list((tmp_path / "results").rglob("mapped-base-*/seed-11.json")), "one that fails stops no other"
+    assert not list((tmp_path / "results").rglob("*wrong-20*/*.json"))
     main(run)
     out = capsys.readouterr().out
     tests = len(list((tmp_path / "results").rglob("mapped-*/seed-1?.json")))
     assert tests >= 2 * 2
-    assert "8 of 8 records" in out, "the trials"
-    assert f"{8 + tests} of {8 + tests} records" in out, "the same command made the tests"
-    made = out.count(" s\n")
+    assert "4 of 5 records" in out, "trials of the base"
+    assert out.count(" s\n") == 8 + tests, "all trials, then their tests, none twice"
     main(run)
-    assert capsys.readouterr().out.count(" s\n") == 0, "none is made twice"
-    assert made >= 8 + tests
+    assert capsys.readouterr().out.count(" s\n") == 0
     table = (tmp_path / "results").parent / "page/map-digits.csv"
     assert table in report(tmp_path / "results", tmp_path / "page")
     assert len(table.read_text().splitlines()) == 1 + len(some)

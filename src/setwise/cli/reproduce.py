@@ -70,7 +70,9 @@ def reproduce(
     jobs = expand(runs, data=data, seeds=seeds, only=only, instances=instances, results=results)
     if dry_run:
         return print("\n".join(paper.listing(jobs, results)))
-    while True:
+    known: set[Path] = set()
+    failed = False
+    while jobs:
         if on == "local":
             missing = paper.reproduce(
                 jobs,
@@ -95,11 +97,13 @@ def reproduce(
                 resources=resources,
             )
         print(f"{len(jobs) - missing} of {len(jobs)} records in {results}")
-        if missing:
-            sys.exit(1)
+        failed = failed or missing > 0
+        known |= {job.record(results) for job in jobs}
+        # Records may ask for more runs, as those of map do.
         jobs = expand(runs, data=data, seeds=seeds, only=only, instances=instances, results=results)
-        if all(job.record(results).exists() for job in jobs):  # records may ask for more runs, as those of map do
-            return
+        jobs = [job for job in jobs if job.record(results) not in known]
+    if failed:
+        sys.exit(1)
 
 
 def _measure_time(results: Path, scratch: Path, device: str, dry_run: bool) -> None:
