@@ -55,6 +55,6 @@ def test_a_run_measures_them_if_asked(tmp_path):
     record = json.loads((tmp_path / "it" / "record.json").read_text())
     assert record["data"]["train"] == 300
     more = {f"knn20_{name}_accuracy" for name in ("8bit", "1bit", "first16")}
-    assert set(record["final"]) == {"probe_accuracy", "knn20_accuracy", "knn200_accuracy", *more}
+    assert {"probe_accuracy", "knn20_accuracy", *more} <= set(record["final"])
     assert abs(record["final"]["knn20_8bit_accuracy"] - record["final"]["knn20_accuracy"]) < 0.03
     main(["probe", str(tmp_path / "it"), "--device", "cpu"])  # the same images, though the source has more
