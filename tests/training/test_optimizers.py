@@ -35,10 +35,11 @@ def rate() -> torch.Tensor:
     return torch.zeros((), dtype=torch.float64)
 
 
-def test_lars_is_its_equations():
+@pytest.mark.parametrize(("trust", "clip"), [(0.02, False), (0.02, True), (2.0, True)])
+def test_lars_is_its_equations(trust, clip):
     lr, weights = rate(), parameters()
     expected = [w.detach().numpy().copy() for w in weights]
-    options = {"momentum": 0.8, "weight_decay": 0.1, "trust": 0.02}
+    options = {"momentum": 0.8, "weight_decay": 0.1, "trust": trust, "clip": clip}
     found = stepped(register.optimizer["lars"].make([{"params": weights}], lr=lr, **options), weights, lr)
     for w, mine in zip(expected, found, strict=True):
         v = np.zeros_like(w)
@@ -46,7 +47,8 @@ def test_lars_is_its_equations():
             g, ratio, decay = np.sin(w + step), 1.0, 0.0
             if w.ndim > 1:
                 size, slope = np.sqrt((w**2).sum()), np.sqrt((g**2).sum())
-                ratio, decay = 0.02 * size / (slope + 0.1 * size), 0.1
+                ratio, decay = trust * size / (slope + 0.1 * size), 0.1
+                ratio = min(ratio / now, 1) if clip else ratio
             v = 0.8 * v + now * ratio * (g + decay * w)
             w = w - v
         np.testing.assert_allclose(mine, w, rtol=1e-12)

@@ -49,6 +49,7 @@ class LARS(torch.optim.Optimizer):
         v = momentum · v + lr · ratio · (g + weight_decay · w),  w = w - v
         ratio = trust · |w| / (|g| + weight_decay · |w|)
 
+    ``clip``: ratio / lr instead, at most 1, as today's libraries train on small images: lr is then an upper bound.
     Biases and the weights of norms, which have one dimension, take plain steps: ratio 1, no weight decay.
     """
 
@@ -60,8 +61,10 @@ class LARS(torch.optim.Optimizer):
         momentum: float = 0.9,
         weight_decay: float = 1e-6,
         trust: float = 1e-3,
+        clip: bool = False,
     ) -> None:
-        super().__init__(groups, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust})
+        options = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust, "clip": clip}
+        super().__init__(groups, options)
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
@@ -74,6 +77,8 @@ class LARS(torch.optim.Optimizer):
                 if w.ndim > 1:
                     decay, size, slope = group["weight_decay"], w.norm(), w.grad.norm()
                     ratio = group["trust"] * size / (slope + decay * size)
+                    if group["clip"]:
+                        ratio = (ratio / group["lr"]).clamp(max=1)
                     step = (step + decay * w) * torch.where((size > 0) & (slope > 0), ratio, 1.0)
                 v = self.state[w].setdefault("momentum_buffer", torch.zeros_like(w))
                 w.sub_(v.mul_(group["momentum"]).add_(step * group["lr"]))
