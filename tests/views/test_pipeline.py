@@ -126,6 +126,9 @@ def test_presets_are_those_of_the_paper():
     expected = {
         "self-supervised": Views(**strong, **dict.fromkeys(colours, 0.8), hue=0.2),
         "modern": Views(**strong, **dict.fromkeys(colours, 0.4), hue=0.1),
+        "patches": Views(
+            **strong | {"area": (0.25, 0.25), "aspect": (1.0, 1.0)}, **dict.fromkeys(colours, 0.4), hue=0.2
+        ),
         "supervised": Views(crop="padded", padding=4, flip=0.5),
         "matching": Views(flip=0.5, jitter=1.0, **dict.fromkeys(colours, 0.1), hue=0.1),
         "flip": Views(flip=0.5),

@@ -341,6 +341,13 @@ add_preset(
     replace(_SELF_SUPERVISED, brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1),
     about="The same with colours at half strength, as today's libraries train on CIFAR.",
 )
+add_preset(
+    "patches",
+    replace(
+        _SELF_SUPERVISED, area=(0.25, 0.25), aspect=(1.0, 1.0), brightness=0.4, contrast=0.4, saturation=0.4, hue=0.2
+    ),
+    about="Squares of a quarter of the image, enlarged: for many-patches.",
+)
 add_preset("supervised", Views(crop="padded", padding=4, flip=0.5), about="Shifts and flips.")
 add_preset("flip", Views(flip=0.5), about="Flips alone.")
 add_preset(
