@@ -1,10 +1,10 @@
 """BYOL (Grill et al. 2020): predict what a slowly moving copy of yourself says of another view. No negatives.
 
-    setwise pretrain --use examples/byol.py --method byol --method.momentum 0.99
+    setwise pretrain --use examples/byol.py --method my-byol --method.momentum 0.99
 
 It shows a method of your own: modules that are not trained, an act after each step, and many processes:
 
-    torchrun --nproc-per-node 2 -m setwise.cli pretrain --use examples/byol.py --method byol
+    torchrun --nproc-per-node 2 -m setwise.cli pretrain --use examples/byol.py --method my-byol
 """
 
 import copy
@@ -17,7 +17,7 @@ from torch.nn.functional import cosine_similarity
 import setwise as sw
 
 
-@sw.register.method("byol", about="Predict a slowly moving copy of yourself.")
+@sw.register.method("my-byol", about="Predict a slowly moving copy of yourself.")
 class BYOL(sw.Method):
     """An encoder with its head, a predictor, and the target: a copy of encoder and head that no gradient reaches."""
 

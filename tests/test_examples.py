@@ -73,7 +73,7 @@ def losses(record: dict[str, Any], name: str = "loss") -> list[float]:
 
 def test_byol_moves_its_target_by_a_cosine(tmp_path, pretrain):
     # One step of one leaves the target where it began; the first of two, with momentum 0, moves it half the way.
-    words = ("--method", "byol", "--method.momentum", 0, "--batch", 1297, "--epochs")
+    words = ("--method", "my-byol", "--method.momentum", 0, "--batch", 1297, "--epochs")
     one, two = (pretrain(tmp_path / str(n), "byol.py", *words, n)[1] for n in (1, 2))
     for part, place in (("encoder", "0"), ("head", "1")):
         names = [name for name in one if name.startswith(f"model.{part}.") and name.endswith(("weight", "bias"))]
@@ -85,13 +85,13 @@ def test_byol_moves_its_target_by_a_cosine(tmp_path, pretrain):
 
 
 def test_byol_learns_without_collapse(tmp_path, pretrain):
-    record, _ = pretrain(tmp_path, "byol.py", "--method", "byol", "--epochs", 6)
+    record, _ = pretrain(tmp_path, "byol.py", "--method", "my-byol", "--epochs", 6)
     assert losses(record)[-1] < 0.9 * losses(record)[0]
     assert record["final"]["knn20_accuracy"] > 0.5  # chance is 0.1; 100 epochs reach 0.91
 
 
 def test_byol_over_two_processes_is_one(tmp_path, pretrain):
-    words = ["--method", "byol", "--epochs", "2", "--batch", "144", "--drop-last", "--precision", "float64"]
+    words = ["--method", "my-byol", "--epochs", "2", "--batch", "144", "--drop-last", "--precision", "float64"]
     _, alone = pretrain(tmp_path / "one", "byol.py", "--no-evaluate", *words)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
     command = [*torchrun, "setwise.cli", "pretrain", "--use", str(EXAMPLES / "byol.py"), *words, "--no-evaluate"]

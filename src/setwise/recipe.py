@@ -18,7 +18,7 @@ from typing import Any, Literal
 import setwise.register as register
 from setwise.checks import check_number
 from setwise.data.formats import kind_of_path
-from setwise.losses.objective import Choice, Objective, build
+from setwise.losses.objective import BUILT_IN, Choice, Objective, build
 from setwise.losses.presets import objective_of
 from setwise.registry import Entry, Registry, convert, known, nearest
 
@@ -118,7 +118,7 @@ DEFAULTS: Tree = {
     "optimizer": "adam",
     "schedule": "constant",
 }
-LOSS = "info-nce"  # of methods that take one
+LOSS = "info-nce"  # of methods that take any
 LEAST = {
     **dict.fromkeys(("epochs", "data.validation", "data.split_seed"), 0),
     **dict.fromkeys(("optimizer.momentum", "optimizer.weight_decay", "schedule.warmup"), 0),
@@ -145,6 +145,7 @@ class Recipe:
     batch: int = 128  # items; contrastive methods see several views of each
     parts: int = 1  # in which the batch goes through the network, for less memory; BatchNorm sees one part at a time
     drop_last: bool = False  # leave out the last, partial batch of an epoch
+    ema: float = 0.0  # above 0: evaluate a moving mean of the encoder's weights, of which a step keeps this share
     precision: Literal["auto", "float32", "bfloat16", "float64"] = "auto"  # of the network; auto: bfloat16 on a GPU
     data: Data = Data()
     head: Head = Head()
@@ -178,15 +179,27 @@ class Recipe:
             raise ValueError(f"expected warmup of at most the {self.epochs} epochs, got {warmup:g}; give --warmup too")
         if momentum >= 1:
             raise ValueError(f"expected momentum below 1, beyond which steps only grow, got {momentum:g}")
-        takes = "objective" in register.method[method].takes
-        if takes != (self.objective is not None):
-            got = "none" if self.objective is None else f"{self.objective.loss.name!r}"
+        usual, mine = usual_loss(method), None if self.objective is None else self.objective.loss.name
+        if (usual is None) != (mine is None):
             raise ValueError(
-                f"expected {'an' if takes else 'no'} objective for method {method!r}, got {got}; "
-                "`setwise recipes` says what each method takes"
+                f"expected {'no' if usual is None else 'an'} objective for method {method!r}, got "
+                f"{'none' if mine is None else repr(mine)}; `setwise recipes` says what each method takes"
             )
-        if takes and self.epochs and self.batch < 2:
+        if (usual == BUILT_IN) != (mine == BUILT_IN):
+            wanted = "its own loss, 'built-in'," if usual == BUILT_IN else "a loss of two views"
+            raise ValueError(
+                f"expected {wanted} for method {method!r}, got {mine!r}; leave out --objective.loss, or take another "
+                "method, as --method contrastive"
+            )
+        if mine is not None and self.epochs and self.batch < 2:
             raise ValueError(f"expected a batch of at least 2, whose items are contrasted, got {self.batch}")
+        if not 0 <= self.ema < 1:
+            raise ValueError(f"expected ema from 0, which is none, to below 1, got {self.ema:g}; 0.999 is usual")
+        if self.ema and (self.matched or self.pairs):
+            raise ValueError(
+                f"expected ema 0 for method {method!r}, which chooses or evaluates the weights of an epoch, got "
+                f"{self.ema:g}; leave out --ema"
+            )
         if self.objective is not None:
             build(self.objective)  # options that contradict each other raise now, not after the data is loaded
 
@@ -209,8 +222,8 @@ class Recipe:
             tree = upgrade(tree)
         tree = DEFAULTS | dict(tree)
         method = Choice.read(register.method, tree["method"]).name
-        if "objective" not in tree and "objective" in register.method[method].takes:
-            tree["objective"] = LOSS
+        if "objective" not in tree and (usual := usual_loss(method)) is not None:
+            tree["objective"] = usual
         values: dict[str, Any] = {}
         hints = typing.get_type_hints(cls)
         for name, value in tree.items():
@@ -249,6 +262,7 @@ class Recipe:
 
         A new name (``"encoder": "resnet18"``) brings that entry's own options; changes of those come after it.
         A method that takes no objective drops the recipe's; one that takes one has a default where there was none.
+        A method with a loss of its own brings it, without terms.
         """
         if not changes:
             return self
@@ -259,6 +273,12 @@ class Recipe:
         for path in sorted(whole, key=lambda path: turns[path]):
             _set(tree, path, whole[path])
         return Recipe.read(tree)
+
+
+def usual_loss(method: str) -> str | None:
+    """The loss of a recipe that names none: a method takes any objective, or terms beside its own loss, or neither."""
+    takes = register.method[method].takes
+    return LOSS if "objective" in takes else BUILT_IN if "terms" in takes else None
 
 
 class UnknownField(ValueError):
@@ -376,9 +396,10 @@ def _set(tree: Tree, path: str, value: object) -> None:
         tree.pop("second_encoder", None)
     elif (registry := _registry(path)) is not None:
         tree[part] = Choice.read(registry, {last: value}, last).tree(last)
-        if part == "method":  # another method may take no objective, or need one
-            takes = "objective" in registry[tree[part][last]].takes
-            tree["objective"] = (tree["objective"] or Objective.read(LOSS).tree()) if takes else None
+        if part == "method":  # another method may take no objective, or need one, or have a loss of its own
+            usual, kept = usual_loss(tree[part][last]), tree["objective"]
+            if kept is None or usual is None or (usual == BUILT_IN) != (kept["loss"] == BUILT_IN):
+                tree["objective"] = None if usual is None else Objective.read(usual).tree()
     elif path == "objective.terms":
         if tree["objective"] is None:
             name = tree["method"]["name"]

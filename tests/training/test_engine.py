@@ -24,9 +24,20 @@ from setwise.views import preset
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 NAMES = ("simclr-qare", "sparseclr-qare", "supervised", "rotation", "deepcluster", "deepinfomax")
+OWN_LOSS = {  # with a term, and a moving mean of the weights
+    "byol": {"name": "byol", "momentum": 0.9},
+    "simsiam": {"name": "simsiam"},
+    "many-patches": {"name": "many-patches", "patches": 3},
+    "mocov3": {"name": "mocov3", "momentum": 0.9},
+    "swav": {"name": "swav", "prototypes": 20, "small": 1, "small_side": 1.0},
+    "dino": {"name": "dino", "prototypes": 20, "momentum": 0.9, "small": 1, "small_side": 1.0},
+}
+QARE = {"loss": "built-in", "terms": [{"term": "qare", "weight": 0.5}]}
 
 
 def few_epochs(name):
+    if name in OWN_LOSS:
+        return Recipe.read({"method": OWN_LOSS[name], "objective": QARE, "ema": 0.9, "epochs": 2, "batch": 60})
     return replace(named(f"released/digits-conv4-{name}"), epochs=2, batch=60)
 
 
@@ -72,7 +83,7 @@ def test_two_epochs_and_a_half_equal_a_plain_loop(digits, recipe):
         torch.testing.assert_close(engine.method.encoder.state_dict()[name], x, rtol=1e-9, atol=1e-10)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *OWN_LOSS])
 def test_every_method_trains_and_repeats_itself_bit_for_bit(digits, name):
     recipe = few_epochs(name).changed({"lr": 3e-3})
     before = Engine(recipe, digits, seed=1, device=CPU)
@@ -211,6 +222,20 @@ def test_groups_with_their_own_rates_and_decays_equal_torch(digits):
         assert torch.equal(other.tensors()[name], x), name
 
 
+@pytest.mark.parametrize("name", OWN_LOSS)
+def test_methods_with_a_loss_of_their_own_are_restored_with_the_same_bits(digits, name):
+    recipe = few_epochs(name)
+    whole, half, other = trained(recipe, digits, epochs=2), trained(recipe, digits, 2), trained(recipe, digits, 0)
+    other.restore({name: x.clone() for name, x in half.tensors().items()})
+    for epoch, first in ((0, 2), (1, 0)):
+        other.begin(epoch, first)
+        for _ in range(first, 4):
+            other.step()
+    assert whole.tensors().keys() == other.tensors().keys()
+    for name, x in whole.tensors().items():
+        assert torch.equal(other.tensors()[name], x), name
+
+
 def test_restoring_in_mid_epoch_goes_on_with_the_same_bits(digits, recipe):
     recipe = recipe.changed({"schedule": "cosine"})
     whole, half, other = trained(recipe, digits, epochs=2), trained(recipe, digits, 2), trained(recipe, digits, 0)
@@ -230,6 +255,30 @@ def test_restoring_in_mid_epoch_goes_on_with_the_same_bits(digits, recipe):
     start = Engine(recipe, digits, seed=1, device=CPU)
     whole.restore(start.tensors())
     assert torch.equal(weights(whole), weights(start)), "one without sums, from before the first step"
+
+
+def test_the_mean_of_the_weights_is_plain_at_first_and_then_moves(digits, recipe):
+    recipe = recipe.changed({"ema": 0.75, "precision": "float64"})
+    engine, plain = (Engine(one, digits, seed=1, device=CPU) for one in (recipe, recipe.changed({"ema": 0})))
+    seen = []
+    for epoch in range(2):
+        for one in (engine, plain):
+            one.begin(epoch)
+        for _ in range(engine.steps):
+            engine.step()
+            plain.step()
+            seen.append({name: x.clone() for name, x in plain.method.encoder.state_dict().items()})
+    for name, x in engine.method.encoder.state_dict().items():
+        assert torch.equal(x, seen[-1][name]), "training is the same"
+    mean = engine.evaluated_encoder().state_dict()
+    assert set(mean) == set(seen[0])
+    for name, found in mean.items():
+        expected = sum(one[name] for one in seen[:4]) / 4  # 1 / (1 - 0.75)
+        for one in seen[4:]:
+            expected = 0.75 * expected + 0.25 * one[name]
+        torch.testing.assert_close(found, expected if found.is_floating_point() else seen[-1][name])
+    assert plain.evaluated_encoder() is plain.method.encoder
+    assert {n for n in engine.tensors() if n.startswith("mean.")} == {f"mean.encoder.{name}" for name in mean}
 
 
 def test_an_epoch_begins_with_the_method_prepared_and_in_training(digits, monkeypatch):
@@ -409,7 +458,7 @@ def test_steps_with_views_that_grow_are_captured_and_the_same(digits, recipe):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *OWN_LOSS])
 def test_a_captured_step_equals_one_that_is_not(digits, name):
     recipe = few_epochs(name).changed({"precision": "float32", "optimizer": "adam"})
     found = []

@@ -38,6 +38,7 @@ from setwise.training.processes import join, leave, share_norms
 CPU = torch.device("cpu")
 EPOCHS = 2
 QARE = {"loss": "info-nce", "terms": [{"term": "qare", "weight": 0.5}]}
+TERM = QARE | {"loss": "built-in"}
 
 
 class Silent(methods.Method):
@@ -96,6 +97,12 @@ TREES = {
         "objective": objective_of("paper/matching-infonce-qare", 0.5).tree(),
         "encoder": "resnet8",
     },
+    "byol": {"method": "byol", "objective": TERM, "ema": 0.9},
+    "simsiam": {"method": "simsiam", "objective": TERM},
+    "many-patches": {"method": {"name": "many-patches", "patches": 3}, "objective": TERM},
+    "mocov3": {"method": "mocov3"},
+    "swav": {"method": {"name": "swav", "prototypes": 12, "small": 1, "small_side": 1.0}},
+    "dino": {"method": {"name": "dino", "prototypes": 12, "small": 1, "small_side": 1.0}, "objective": TERM},
     "deepcluster": {"method": "deepcluster"},
     "deepinfomax": {"method": "deepinfomax"},
     "gathering": {"method": "gathering"},

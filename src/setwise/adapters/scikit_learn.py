@@ -67,7 +67,7 @@ class SetwiseEncoder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
                 engine, last = train(recipe, data, Path(folder), seed=seed, how=RunOptions(device, quiet=True))
             except Interrupted as error:  # its checkpoint goes with the folder
                 raise (KeyboardInterrupt if error.signal == SIGINT else SystemExit(128 + error.signal)) from None
-        self.encoder_ = engine.method.encoder.eval()
+        self.encoder_ = engine.evaluated_encoder().eval()
         self.recipe_, self.history_ = recipe, last.history
         self.mean_, self.std_, self.shape_ = mean, std, tuple(images.shape[1:])
         self._n_features_out = int(self.encoder_.features)  # type: ignore[arg-type]

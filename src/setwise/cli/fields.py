@@ -17,6 +17,7 @@ PLAIN = {  # fields that every recipe has
     "batch": "images in a step",
     "parts": "in which a batch goes through the network, for less memory; BatchNorm sees one at a time",
     "drop_last": "leave out the last, partial batch of an epoch",
+    "ema": "above 0: evaluate a moving mean of the encoder's weights, of which a step keeps this share",
     "precision": "of the network; auto is bfloat16 on a GPU",
     "data.source": "a name of `setwise data list`, or a folder",
     "data.validation": "test on so many training images, kept apart, not on the test split",

@@ -15,6 +15,9 @@ NAMES = """Recipes by name. `setwise recipes NAME` prints one as a file, `setwis
       METHOD    simclr, simclr-qare, sparseclr, sparseclr-qare,
                 supervised, random, rotation, deepcluster, deepinfomax
   modern/cifar10-resnet18-simclr  as today's libraries train; also -qare, -gap
+  modern/DATA-resnet18-METHOD     methods with a loss of their own, as solo-learn or their authors train them
+      DATA      cifar10, cifar100
+      METHOD    {own_loss}
   paper/DATA-matching-LOSS        instance matching; also -qare (setwise/...-gap and -control are ours)
       DATA      {matching_data}
       LOSS      {matching_losses}
@@ -58,6 +61,7 @@ def recipes(
     lists = {
         "data": paper.DATA,
         "encoders": paper.ENCODERS,
+        "own_loss": tuple(paper.OWN_LOSS),
         "matching_data": paper.MATCHING_DATA,
         "matching_losses": paper.MATCHING_LOSSES,
     }

@@ -16,12 +16,23 @@ from setwise.encoders.conv4 import Conv4  # first, as in every list of encoders
 
 # isort: split
 from setwise.encoders.backbones import Backbone, backbone, fitting_size, to_torchvision
-from setwise.encoders.heads import projection_head
+from setwise.encoders.heads import normed_head, projection_head
 from setwise.encoders.resnet import CifarResNet, ResNet, stem_for
 from setwise.encoders.vectors import MLP, Bag
 from setwise.losses.objective import Choice
 
-__all__ = ["MLP", "Bag", "CifarResNet", "Conv4", "ResNet", "backbone", "create", "projection_head", "to_torchvision"]
+__all__ = [
+    "MLP",
+    "Bag",
+    "CifarResNet",
+    "Conv4",
+    "ResNet",
+    "backbone",
+    "create",
+    "normed_head",
+    "projection_head",
+    "to_torchvision",
+]
 
 
 def create(name: str, *, channels: int = 3, image_size: tuple[int, int] | None = None, **options: object) -> nn.Module:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from torch import nn
+from torch import Tensor, nn
 
 import setwise.register as register
 from setwise.losses import controls, gram, modules  # noqa: F401 - they register themselves
@@ -14,6 +14,15 @@ from setwise.losses.combined import Function, SetContrastive, WeightedTerms
 from setwise.registry import Registry, convert
 
 On = Literal["embeddings", "features"]
+BUILT_IN = "built-in"
+
+
+@register.loss(BUILT_IN, about="The method's own, of byol and others that have one. Terms stand beside it.")
+def built_in(z_a: Tensor, z_b: Tensor) -> Tensor:
+    """Stands in a recipe for what its method computes itself; it is never called."""
+    raise ValueError(
+        "expected a loss of two views, got 'built-in', which only a method computes; take another, such as 'info-nce'"
+    )
 
 
 @dataclass(frozen=True)

@@ -5,27 +5,39 @@ from __future__ import annotations
 import setwise.register as register
 from setwise.data import ImageSet, MatchedSet
 from setwise.data.pairs import PairSet, TrainingSet
+from setwise.methods.byol import BYOL
 from setwise.methods.contrastive import Contrastive
 from setwise.methods.deepcluster import DeepCluster
 from setwise.methods.deepinfomax import DeepInfoMax
+from setwise.methods.dino import DINO
+from setwise.methods.many_patches import ManyPatches
 from setwise.methods.matching import Matching
 from setwise.methods.method import Batch, Method, Parts
+from setwise.methods.mocov3 import MoCoV3
 from setwise.methods.pairs import Pairs
 from setwise.methods.rotation import Rotation
+from setwise.methods.simsiam import SimSiam
 from setwise.methods.supervised import Supervised
+from setwise.methods.swav import SwAV
 from setwise.recipe import Recipe
 
 __all__ = [
+    "BYOL",
+    "DINO",
     "Batch",
     "Contrastive",
     "DeepCluster",
     "DeepInfoMax",
+    "ManyPatches",
     "Matching",
     "Method",
+    "MoCoV3",
     "Pairs",
     "Parts",
     "Rotation",
+    "SimSiam",
     "Supervised",
+    "SwAV",
     "create",
 ]
 

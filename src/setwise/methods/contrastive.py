@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 import setwise.register as register
 from setwise.losses.combined import SetContrastive
 from setwise.losses.modules import mean_over_pairs
 from setwise.losses.parallel import Processes, distributed
-from setwise.methods.method import Batch, Method, Parts
+from setwise.methods.method import Batch, Method, Parts, by_item, by_view
 
 
 @register.method(
@@ -32,12 +31,11 @@ class Contrastive(Method):
 
     def encode(self, batch: Batch) -> tuple[Tensor, ...]:
         """The encoder's features of every view, [B, V, F]."""
-        h = self.encoder(batch.view(self.views, count=self.count))
-        return (torch.unflatten(h, 0, (self.count, -1)).transpose(0, 1),)
+        return (by_item(self.encoder(batch.view(self.views, count=self.count)), self.count),)
 
     def compare(self, encoded: tuple[Tensor, ...], batch: Batch) -> dict[str, Tensor]:
         """The loss, and its pairwise and set-level parts where it has them. The head sees the whole batch."""
-        h = encoded[0].transpose(0, 1).flatten(0, 1)
+        h = by_view(encoded[0])
         z = self.head(h).chunk(self.count)
         if isinstance(self.loss, SetContrastive):
             return self.loss.terms(z, features=h.chunk(self.count) if self.loss.on == "features" else None)

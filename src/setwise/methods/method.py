@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,8 +15,10 @@ from setwise.data import ImageSet
 from setwise.data.pairs import PairSet, Side, TrainingSet
 from setwise.encoders import check_size, projection_head
 from setwise.encoders import create as create_encoder
+from setwise.losses.combined import SetContrastive
+from setwise.losses.modules import mean_over_pairs
 from setwise.losses.objective import Choice, Objective, build
-from setwise.losses.parallel import Processes
+from setwise.losses.parallel import Processes, distributed
 from setwise.recipe import Recipe
 from setwise.views import Views
 
@@ -79,12 +81,64 @@ class Parts:
         """The recipe's projection head, of the encoder's ``features`` or of so many."""
         return projection_head(features or self.features, self.recipe.head.hidden, self.recipe.head.out)
 
+    def small_views(self, *, side: float, area: tuple[float, float]) -> Views:
+        """Views of parts of the images, multi-crop's: ``area`` of an image, in ``side`` of its pixels each way."""
+        if not 0 < side <= 1:
+            raise ValueError(f"expected small_side above 0 and at most 1, a share of the images' side, got {side:g}")
+        height, width = (max(1, round(side * n)) for n in self._sides[0].values.shape[2:])
+        _check_takes(self.encoder, self.recipe.encoder.name, self.channels, (height, width))
+        views: Views = self.views
+        return replace(views, crop="resized", area=area, size=(height, width))
+
     def loss(self, objective: Objective | None = None) -> nn.Module:
         """The recipe's objective as a module, or another."""
         objective = objective or self.recipe.objective
         if objective is None:
             raise ValueError(f"expected an objective for method {self.recipe.method.name!r}, got a recipe without one")
         return build(objective)
+
+    def terms(self) -> Terms:
+        """The recipe's terms, for a method with a loss of its own."""
+        return Terms(self.loss())
+
+
+class Terms(nn.Module):
+    """The objective's terms beside a method's own loss: weight · own + Σ weight · term of every two views.
+
+    A method that is registered with ``takes=("terms",)`` has them as ``parts.terms()``.
+    """
+
+    __call__: Callable[..., dict[str, Tensor]]
+
+    def __init__(self, objective: nn.Module) -> None:
+        super().__init__()
+        self.weight, self.beta, self.on = 1.0, 0.0, "embeddings"
+        self.term: Callable[..., Tensor] | None = None
+        if isinstance(objective, SetContrastive):
+            self.weight, self.beta, self.on = objective.alpha, objective.beta, objective.on
+            self.term = objective.regularizer
+
+    def forward(self, own: Tensor, embeddings: Sequence[Tensor], features: Sequence[Tensor]) -> dict[str, Tensor]:
+        """The loss and, where there are terms, its parts. Terms see the embeddings of the views, or the features."""
+        if self.term is None:
+            return {"loss": own}
+        terms = mean_over_pairs(self.term, features if self.on == "features" else embeddings)
+        return {"loss": self.weight * own + self.beta * terms, "own": own, "regularizer": terms}
+
+    def share(self, processes: Processes) -> None:
+        """The terms become those of all processes' views."""
+        if self.term is not None:
+            self.term = distributed(self.term, group=processes.group, gradient=processes.gradient)
+
+
+def by_item(h: Tensor, count: int) -> Tensor:
+    """[B, V, F] of the V = ``count`` views [V · B, F] of each item: what ``encode`` gives."""
+    return torch.unflatten(h, 0, (count, -1)).transpose(0, 1)
+
+
+def by_view(h: Tensor) -> Tensor:
+    """[V · B, F] of [B, V, F]: one batch again, all items of one view, then all of the next."""
+    return h.transpose(0, 1).flatten(0, 1)
 
 
 def _encoder(choice: Choice, side: Side) -> nn.Module:

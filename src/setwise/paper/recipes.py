@@ -2,7 +2,8 @@
 
     paper/DATA-ENCODER-METHOD       as the paper's text says: its losses, temperature 0.05, Xavier weights
     released/DATA-ENCODER-METHOD    as its released code computes, with that code's initial weights
-    modern/cifar10-resnet18-...     as today's libraries train on CIFAR-10, with and without a set-level term
+    modern/cifar10-resnet18-...     as today's libraries train on CIFAR-10, with and without a set-level term; byol,
+                                    simsiam, mocov3, swav, dino and many-patches on CIFAR-100 too
     paper/DATA-matching-LOSS        instance matching (Table 1), plain and -qare; setwise/...-gap and -control are ours
     pairs/...                       two encoders: texts, feature vectors, images with captions; yours begin with these
     speedrun/...                    the speed record's, `setwise speedrun`
@@ -71,6 +72,8 @@ class Cell:
             return _pairs(self)
         if self.kind == "speedrun":
             return Recipe.read(SPEEDRUN[self.data, self.encoder])
+        if self.base in OWN_LOSS:
+            return _own_loss(self)
         return _modern(self) if self.form == "modern" else _classification(self)
 
 
@@ -125,6 +128,67 @@ def _modern(cell: Cell) -> Recipe:
             "objective": objective_of(_loss(cell), OTHER_BETA if cell.term else None).tree(),
         }
     )
+
+
+LARS = {"name": "lars", "trust": 0.02, "clip": True}
+WEAK = {"preset": "modern", "saturation": 0.2}
+# Methods with a loss of their own. Their numbers for CIFAR and ResNet-18 are solo-learn's, of 1,000 epochs with batches
+# of 256, and those of EMP-SSL's authors. Of their views, blur and solarisation are left out; SwAV has no queue.
+OWN_LOSS: dict[str, Tree] = {
+    "byol": {
+        "method": {"name": "byol", "momentum": 0.99, "predictor": 4096},
+        "head": {"hidden": 4096, "out": 256},
+        "views": WEAK,
+        "optimizer": LARS | {"lr": 1.0, "weight_decay": 1e-5},
+    },
+    "simsiam": {
+        "method": {"name": "simsiam", "predictor": 512},
+        "head": {"hidden": 2048, "out": 2048},
+        "views": "modern",
+        "optimizer": {"name": "sgd", "lr": 0.5, "weight_decay": 1e-5},
+    },
+    "mocov3": {
+        "method": {"name": "mocov3", "momentum": 0.99, "predictor": 4096, "temperature": 0.2},
+        "head": {"hidden": 4096, "out": 256},
+        "views": WEAK,
+        "optimizer": LARS | {"lr": 0.3, "weight_decay": 1e-6},
+    },
+    "swav": {
+        "method": {"name": "swav", "prototypes": 3000, "temperature": 0.1, "freeze": 2},
+        "head": {"hidden": 2048, "out": 128},
+        "views": "self-supervised",
+        "optimizer": LARS | {"lr": 0.6, "weight_decay": 1e-6},
+    },
+    "dino": {
+        "method": {"name": "dino", "momentum": 0.9995, "prototypes": 4096, "target_temperature": 0.07, "freeze": 1},
+        "head": {"hidden": 2048, "out": 256},
+        "views": WEAK,
+        "optimizer": LARS | {"lr": 0.3, "weight_decay": 1e-6},
+    },
+    "many-patches": {
+        "method": {"name": "many-patches", "patches": 20, "invariance": 200.0, "epsilon": 0.2},
+        "head": {"hidden": 4096, "out": 1024},
+        "views": "patches",
+        "optimizer": LARS | {"lr": 0.3, "trust": 0.005, "weight_decay": 1e-4},
+        "schedule": "cosine",
+        "batch": 100,
+        "epochs": 30,
+    },
+}
+
+
+def _own_loss(cell: Cell) -> Recipe:
+    """ResNet-18 as solo-learn, or the method's authors, train it on CIFAR."""
+    base: Tree = {
+        "about": f"{_about(cell)}, as {'its authors train' if cell.base == 'many-patches' else 'solo-learn trains'} it",
+        "data": {"source": cell.data},
+        "encoder": {"name": cell.encoder, "stem": "cifar"},
+        "epochs": 1000,
+        "batch": 256,
+        "drop_last": True,
+        "schedule": {"name": "cosine", "warmup": 10},
+    }
+    return Recipe.read(base | OWN_LOSS[cell.base])
 
 
 def _matching(cell: Cell) -> Recipe:
@@ -236,6 +300,11 @@ def _all() -> list[Cell]:
         for base, term in terms
     ]
     cells += [Cell("classification", "modern", "cifar10", "resnet18", "simclr", term) for term in ("", "qare", "gap")]
+    cells += [
+        Cell("classification", "modern", data, "resnet18", base)
+        for data in ("cifar10", "cifar100")
+        for base in OWN_LOSS
+    ]
     encoders = {"multi30k": "bag", "feature-pairs": "mlp", "captions": "resnet18"}
     cells += [Cell("pairs", "pairs", data, encoder, "infonce") for data, encoder in encoders.items()]
     cells.append(Cell("pairs", "pairs", "multi30k", "bag", "infonce", "sets"))

@@ -172,7 +172,7 @@ def pretrain(
     record = records.of_run(name, engine, last, sizes)
     if how.processes.first:
         if evaluate and test_set is not None:
-            encoder, device = engine.method.encoder, how.device
+            encoder, device = engine.evaluated_encoder(), how.device
             if classes > 1:
                 record["final"] = evaluate_encoder(encoder, train_set, test_set, recipe, seed=seed, device=device)
                 record["timings"] |= record["final"].pop("timings")
@@ -319,7 +319,13 @@ def probe(
 
 def fine_tuning(recipe: Recipe, epochs: int) -> Recipe:
     """The recipe of training the whole network on the labels: small steps, since the encoder starts from something."""
-    tree = recipe.tree() | {"method": "supervised", "objective": None, "schedule": "cosine", "epochs": epochs}
+    tree = recipe.tree() | {
+        "method": "supervised",
+        "objective": None,
+        "schedule": "cosine",
+        "epochs": epochs,
+        "ema": 0.0,
+    }
     tree["views"] = {"preset": "supervised", "padding": recipe.views["padding"]}
     tree["optimizer"] = {"name": "sgd", "lr": 0.01, "weight_decay": recipe.optimizer.options.get("weight_decay", 0.0)}
     return Recipe.read(tree)

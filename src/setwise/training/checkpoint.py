@@ -41,8 +41,8 @@ class Checkpoint:
     resumptions: list[dict[str, Any]] = field(default_factory=list)  # each start: its epoch and its environment
 
     def encoder_state(self) -> dict[str, Tensor]:
-        """The encoder's weights: of the chosen epoch, if the run chose one as matching does; else the last."""
-        for prefix in ("kept.encoder.", "model.encoder."):
+        """The encoder's weights: of the chosen epoch if the run chose one, as matching does; their mean; the last."""
+        for prefix in ("kept.encoder.", "mean.encoder.", "model.encoder."):
             state = {name.removeprefix(prefix): x for name, x in self.tensors.items() if name.startswith(prefix)}
             if state:
                 return state

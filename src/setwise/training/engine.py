@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 import os
@@ -143,6 +144,9 @@ class Engine:
         self.optimizer = register.optimizer[recipe.optimizer.name].make(groups, **recipe.optimizer.options | rate)
         self._parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         self._moves = type(method).after_step is not Method.after_step  # needless counting takes 1 % of a small step
+        self._mean: dict[str, Tensor] = {}  # of the encoder's weights and statistics, where the recipe has ema
+        if recipe.ema:
+            self._mean = {name: x.detach().clone() for name, x in method.encoder.state_dict().items()}
         self._graphs: dict[Kind, Callable[[], None]] = {}  # captured steps
         self._pool: Any = None  # the graphs' memory, where steps are captured
         self._taken: set[Kind] = set()  # kinds of steps that were taken before they are captured
@@ -218,14 +222,35 @@ class Engine:
             terms["loss"].backward()
         self.optimizer.step()
         self._turn.add_(1)
-        if self._moves:
+        if self._moves or self._mean:
             with torch.no_grad():
-                self.method.after_step(self._epoch * self.steps + self._turn, self.recipe.epochs * self.steps)
+                done = self._epoch * self.steps + self._turn
+                if self._moves:
+                    self.method.after_step(done, self.recipe.epochs * self.steps)
+                if self._mean:
+                    self._move_mean(done)
         for name, term in terms.items():
             if name not in self._totals:
                 self._totals[name] = self._zero()
             self._totals[name].add_(term.detach(), alpha=rows)
         self._place.add_(rows)
+
+    def _move_mean(self, done: Tensor) -> None:
+        """The mean of the first 1 / (1 - ema) steps' weights; after those, each step counts 1 - ema."""
+        share = (1 / done).clamp(min=1 - self.recipe.ema)
+        for name, x in self.method.encoder.state_dict().items():
+            if x.is_floating_point():
+                self._mean[name].lerp_(x, share.to(x.dtype))
+            else:
+                self._mean[name].copy_(x)  # a count
+
+    def evaluated_encoder(self) -> nn.Module:
+        """What a run is evaluated by: the encoder, or a copy of it with the mean weights where the recipe has ema."""
+        if not self._mean:
+            return self.method.encoder
+        encoder = copy.deepcopy(self.method.encoder)
+        encoder.load_state_dict(self._mean)
+        return encoder
 
     def _batches(self, epoch: int, step: int) -> Iterator[Tensor]:
         """The rows of this process in the batch of that step, and in all that follow."""
@@ -297,6 +322,7 @@ class Engine:
         for i, state in enumerate(self.optimizer.state[p] for p in self._parameters):
             found |= {f"optimizer.{i}.{name}": x for name, x in state.items() if isinstance(x, Tensor)}
         found |= {f"kept.{name}": x for name, x in self.kept.items()}
+        found |= {f"mean.encoder.{name}": x for name, x in self._mean.items()}
         return found | {f"total.{name}": x for name, x in self._totals.items()}
 
     def keep(self) -> None:
@@ -368,6 +394,8 @@ class Engine:
                 self._graphs[kind] = self._captured(*kind, DDP_WARM_UP if self.processes.joined else WARM_UP)
         for name, x in self.method.state_dict().items():
             x.copy_(before[name])
+        for name, x in self._mean.items():
+            x.copy_(before[f"encoder.{name}"])
         for parameter in self._parameters:
             for x in self.optimizer.state[parameter].values():
                 if isinstance(x, Tensor):
