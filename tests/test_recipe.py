@@ -56,6 +56,14 @@ def test_what_is_missing_takes_its_default():
         ({"head": 3}, "expected head to be a table, got 3"),
         ({"method": "rotation", "objective": "info-nce"}, "expected no objective for method 'rotation'"),
         ({"objective": None}, "expected an objective for method 'contrastive', got none"),
+        ({"objective": "built-in"}, "expected a loss of two views for method 'contrastive', got 'built-in'"),
+        (
+            {"method": "byol", "objective": "info-nce"},
+            "expected its own loss, 'built-in', for method 'byol', got 'info-nce'",
+        ),
+        ({"ema": 1.0}, "expected ema from 0, .* to below 1, got 1"),
+        ({"method": "matching", "ema": 0.9}, "expected ema 0 for method 'matching'"),
+        ({"evaluation": {"patches": -1}}, "expected patches to be .* of at least 0, got -1"),
         ({"encoder": "os:getcwd"}, "files import nothing"),
         ({"epochs": "many"}, "expected epochs to be a whole number, got 'many'"),
         ({"data": {"validation": -1}}, "expected validation to be .* got -1"),
@@ -137,6 +145,17 @@ def test_another_method_takes_the_objective_or_leaves_it():
     with pytest.raises(ValueError, match="expected an objective"):
         recipe(QARE).changed({"objective": "none"})
     assert recipe(QARE).changed({"objective": "triplet"}).objective.loss.name == "triplet"
+
+
+def test_a_method_with_a_loss_of_its_own_brings_it_and_takes_terms():
+    byol = recipe(QARE).changed({"method": "byol", "method.momentum": 0.9})
+    assert (byol.objective.loss.name, byol.objective.terms, byol.method["momentum"]) == ("built-in", (), 0.9)
+    assert Recipe.read({"method": "byol"}).objective == byol.objective
+    both = byol.changed({"terms": [{"term": "gap", "weight": 2.0}], "objective.weight": 3})
+    assert Recipe.read(tomllib.loads(to_toml(both.tree()))) == both
+    assert both.changed({"method": "simsiam"}).objective == both.objective  # terms stay
+    assert both.changed({"method": "contrastive"}).objective == Recipe.read({}).objective
+    assert both.changed({"method": "rotation"}).objective is None
 
 
 def test_none_is_a_value_where_there_may_be_none():

@@ -93,6 +93,7 @@ class Evaluation:
 
     probe: Probe = Probe()
     compressed: bool = False  # kNN of features in 8 bits, in 1 bit, and cut short, too
+    patches: int = 0  # above 0: of an image, the mean of the features of so many small crops
 
 
 # Parts that are chosen by name: their registries, and the key of the name in a file.
@@ -120,7 +121,7 @@ DEFAULTS: Tree = {
 }
 LOSS = "info-nce"  # of methods that take any
 LEAST = {
-    **dict.fromkeys(("epochs", "data.validation", "data.split_seed"), 0),
+    **dict.fromkeys(("epochs", "data.validation", "data.split_seed", "evaluation.patches"), 0),
     **dict.fromkeys(("optimizer.momentum", "optimizer.weight_decay", "schedule.warmup"), 0),
     **dict.fromkeys(("batch", "parts", "head.hidden", "head.out", "data.instances", "data.imbalance"), 1),
     "data.wrong_partners": 0,

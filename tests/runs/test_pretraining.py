@@ -21,6 +21,8 @@ from setwise import encoders
 from setwise.cli import main
 from setwise.data import load
 from setwise.evaluation import load_encoder
+from setwise.evaluation.features import extract
+from setwise.evaluation.knn import knn_accuracy
 from setwise.recipe import Recipe
 from setwise.runs.pretraining import check_classes, splits
 from setwise.training import checkpoint, environment
@@ -296,6 +298,28 @@ def test_data_of_other_channels_are_not_probed_on(folder, tmp_path):
     said = rf"expected images of 1 channel, as {folder} was trained on, got 3 \(photos\); give --data .* such images"
     with pytest.raises(SystemExit, match=said):
         main(["probe", str(folder), "--data", str(tmp_path / "photos"), "--device", "cpu"])
+
+
+def test_a_run_is_evaluated_and_exported_by_the_mean_of_its_weights(tmp_path):
+    words = ["--method", "byol", "--term", "gap=0.5", "--ema", "0.9", "--batch", "500", "--evaluation.patches", "2"]
+    main(["pretrain", *SMALL, *words, "--out", str(tmp_path)])
+    record, found = records.read(tmp_path), checkpoint.load(tmp_path)
+    assert set(record["epochs"]) == {"epoch", "loss", "own", "regularizer"}
+    encoder = runs.encoder_of(found, tmp_path)
+    for name, x in encoder.state_dict().items():
+        assert torch.equal(x, found.tensors[f"mean.encoder.{name}"])
+    first = "blocks.0.weight"
+    assert not torch.equal(encoder.state_dict()[first], found.tensors[f"model.encoder.{first}"])
+    known = []
+    for split in ("train", "test"):
+        one = load("digits", split=split)
+        x = [extract(encoder, one, device="cpu", views="patches", view=view) for view in range(2)]
+        known += [(x[0] + x[1]) / 2, one.labels]
+    expected = knn_accuracy(*known, classes=10)[20]
+    assert record["final"]["knn20_accuracy"] == expected
+    assert runs.probe(tmp_path, device=torch.device("cpu"), quiet=True)["knn20_accuracy"] == expected
+    main(["export", str(tmp_path), "--out", str(tmp_path / "out"), "--no-onnx"])
+    assert torch.equal(load_encoder(tmp_path / "out").state_dict()[first], encoder.state_dict()[first])
 
 
 def test_supervised_and_random_runs(tmp_path):

@@ -36,6 +36,7 @@ PLAIN = {  # fields that every recipe has
     "data.length": "of texts: the most numbers that one keeps",
     "head.hidden": "width of the head's hidden layer",
     "head.out": "dimensions that the losses see",
+    "evaluation.patches": "above 0: evaluate the mean of so many small crops of each image",
     "evaluation.probe.epochs": "of the linear probe",
     "evaluation.probe.batch": "of the linear probe",
     "evaluation.probe.lr": "of the linear probe",

@@ -33,10 +33,9 @@ class Head(nn.Module):
         z: Tensor = self.layers(h)
         return z
 
-    def scores(self, z: Tensor, *, trained: Tensor | bool = True) -> Tensor:
-        """[N, K] of the embeddings; the last layer has a gradient where ``trained``."""
-        weight = self.last.weight
-        weight = torch.where(torch.as_tensor(trained, device=weight.device), weight, weight.detach())
+    def scores(self, z: Tensor, *, trained: Tensor) -> Tensor:
+        """[N, K] of the embeddings; the last layer has a gradient where ``trained`` [] says so."""
+        weight = torch.where(trained, self.last.weight, self.last.weight.detach())
         with torch.autocast(z.device.type, enabled=False):
             return linear(normalize(z.to(weight.dtype)), normalize(weight))
 
@@ -99,10 +98,10 @@ class DINO(Method):
     def compare(self, encoded: tuple[Tensor, ...], batch: Batch) -> dict[str, Tensor]:
         """The loss; terms are of the embeddings of the large views."""
         h, crops = self.crops.joined(encoded[1:]), self.crops
-        z = self.head(h)
-        logs = (self.head.scores(z, trained=batch.epoch >= self.freeze) / self.temperature).log_softmax(1)
+        z, trained = self.head(h), batch.epoch >= self.freeze
+        logs = (self.head.scores(z, trained=trained) / self.temperature).log_softmax(1)
         with torch.no_grad():
-            scores = self.target_head.scores(self.target_head(self.crops.joined(encoded[:1])))
+            scores = self.target_head.scores(self.target_head(crops.joined(encoded[:1])), trained=trained)
             targets = ((scores - self.center) / self.target_temperature(batch.epoch)).softmax(1)
             self.center.lerp_(self.processes.mean(scores.mean(0)), 1 - self.center_momentum)
         own = swapped_cross_entropy([*targets.chunk(crops.count)], [*logs.chunk(crops.total)])

@@ -173,6 +173,7 @@ OWN_LOSS: dict[str, Tree] = {
         "schedule": "cosine",
         "batch": 100,
         "epochs": 30,
+        "evaluation": {"patches": 128},
     },
 }
 

@@ -197,7 +197,8 @@ def evaluate_encoder(
     classes = len(train_set.classes)
     began = time.perf_counter()
     with frozen(encoder):
-        train_x, test_x = (_features(encoder, images, device) for images in (train_set, test_set))
+        patches = recipe.evaluation.patches
+        train_x, test_x = (_features(encoder, images, device, patches) for images in (train_set, test_set))
         train_y, test_y = (images.labels.to(train_x.device) for images in (train_set, test_set))
         extracted = time.perf_counter()
         options = asdict(recipe.evaluation.probe)
@@ -368,9 +369,15 @@ def _digest(state: dict[str, Tensor]) -> str:
     return hashlib.sha256(save(state)).hexdigest()[:8]
 
 
-def _features(encoder: nn.Module, images: ImageSet, device: torch.device) -> Tensor:
-    double = next(encoder.parameters()).dtype == torch.float64
-    return extract(encoder, images, device=device, precision="float64" if double else "float32")
+def _features(encoder: nn.Module, images: ImageSet, device: torch.device, patches: int = 0) -> Tensor:
+    """Of the images as they are, or the mean over so many patches of each (EMP-SSL)."""
+    precision = "float64" if next(encoder.parameters()).dtype == torch.float64 else "float32"
+    if not patches:
+        return extract(encoder, images, device=device, precision=precision)
+    total = extract(encoder, images, device=device, precision=precision, views="patches")
+    for view in range(1, patches):
+        total += extract(encoder, images, device=device, precision=precision, views="patches", view=view)
+    return total / patches
 
 
 @torch.no_grad()
