@@ -1,5 +1,6 @@
 """Contrastive methods: two views, or the mean over all pairs of more."""
 
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -31,9 +32,30 @@ def test_three_views_are_the_mean_over_their_pairs(name):
     assert terms.keys() == ({"loss"} if name == "plain" else {"loss", "pairwise", "regularizer"})
 
 
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_small_views_are_compared_with_large_ones(name):
+    data, rows, keys = sw.data.load("digits"), torch.arange(12), {"seed": torch.tensor(1), "epoch": torch.tensor(2)}
+    small = {"small": 2, "small_side": 0.75, "small_area": [0.1, 0.5]}
+    tree = {"method": {"name": "contrastive", **small}, "encoder": "resnet8", "objective": OBJECTIVES[name]}
+    method = sw.methods.create(Recipe.read(tree), data).double()
+    terms = method(sw.Batch(data.images[rows], rows, data.labels[rows], **keys, dtype=torch.float64))
+    parts = replace(method.views, crop="resized", area=(0.1, 0.5), size=(6, 6))
+    sizes = [
+        views.several(data.images[rows], 2, samples=rows, first=first, **keys).double().flatten(0, 1)
+        for views, first in ((method.views, 0), (parts, 2))
+    ]
+    h = torch.cat([method.encoder(x) for x in sizes])  # each size as one batch, the head sees both
+    sets = list(zip(method.head(h).chunk(4), h.chunk(4), strict=True))
+    pairs = [
+        method.loss(sets[i][0], sets[j][0], *([(sets[i][1], sets[j][1])] if name == "features" else []))
+        for i, j in ((0, 1), (0, 2), (0, 3), (1, 2), (1, 3))
+    ]
+    torch.testing.assert_close(terms["loss"], sum(pairs) / 5)
+
+
 def test_the_number_of_views_is_an_option():
     data = sw.data.load("digits")
     recipe = Recipe.read({"method": {"name": "contrastive", "views": 4}})
-    assert sw.methods.create(recipe, data).count == 4
+    assert sw.methods.create(recipe, data).crops.count == 4
     with pytest.raises(ValueError, match="expected at least two views to contrast, got 1"):
         sw.methods.create(recipe.changed({"method.views": 1}), data)

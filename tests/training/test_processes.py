@@ -89,6 +89,7 @@ TREES = {
     "sparseclr": {"objective": "sparse-clr"},
     "terms": {"objective": QARE | {"terms": [*QARE["terms"], {"term": "gap", "weight": 3.0}]}},
     "three-views": {"objective": QARE, "method": {"name": "contrastive", "views": 3}},
+    "small-views": {"objective": QARE, "method": {"name": "contrastive", "small": 1, "small_side": 1.0}},
     "resnet8": {"objective": QARE, "encoder": "resnet8"},
     "supervised": {"method": "supervised", "optimizer": {"name": "sgd", "lr": 0.05}},
     "rotation": {"method": "rotation"},

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
+import torch
 from torch import Tensor
 
 import setwise.register as register
 from setwise.losses.combined import SetContrastive
-from setwise.losses.modules import mean_over_pairs
 from setwise.losses.parallel import Processes, distributed
-from setwise.methods.method import Batch, Method, Parts, by_item, by_view
+from setwise.methods.crops import Crops
+from setwise.methods.method import Batch, Method, Parts
 
 
 @register.method(
@@ -17,29 +20,46 @@ from setwise.methods.method import Batch, Method, Parts, by_item, by_view
     takes=("objective",),
 )
 class Contrastive(Method):
-    """Any ``loss(z_a, z_b)`` on the head's embeddings of the views; BatchNorm sees all of them as one batch.
+    """Any ``loss(z_a, z_b)`` on the head's embeddings of the views; BatchNorm sees all of one size as one batch.
 
-    Of more than two views, the mean over all pairs of them.
+    Of more than two views, the mean over all pairs of them. ``small`` views of ``small_area`` of an image, in
+    ``small_side`` of its pixels each way, are compared with each large one (multi-crop).
     """
 
-    def __init__(self, parts: Parts, *, views: int = 2) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        *,
+        views: int = 2,
+        small: int = 0,
+        small_side: float = 0.5,
+        small_area: tuple[float, float] = (0.05, 0.4),
+    ) -> None:
         super().__init__()
         if views < 2:
             raise ValueError(f"expected at least two views to contrast, got {views}; give --method.views 2")
         self.encoder, self.head, self.loss = parts.encoder, parts.head(), parts.loss()
-        self.views, self.count = parts.views, views
+        self.crops = Crops(parts, views=views, small=small, small_side=small_side, small_area=small_area)
+        self.views = parts.views
 
     def encode(self, batch: Batch) -> tuple[Tensor, ...]:
         """The encoder's features of every view, [B, V, F]."""
-        return (by_item(self.encoder(batch.view(self.views, count=self.count)), self.count),)
+        return self.crops.encode(self.encoder, self.crops.images(batch))
 
     def compare(self, encoded: tuple[Tensor, ...], batch: Batch) -> dict[str, Tensor]:
         """The loss, and its pairwise and set-level parts where it has them. The head sees the whole batch."""
-        h = by_view(encoded[0])
-        z = self.head(h).chunk(self.count)
+        joined, total = self.crops.joined(encoded), self.crops.total
+        z, h = self.head(joined).chunk(total), joined.chunk(total)
+        pairs = [(i, j) for i, j in combinations(range(total), 2) if i < self.crops.count]
+        found = [self._terms(z[i], z[j], (h[i], h[j])) for i, j in pairs]
+        if len(found) == 1:
+            return found[0]
+        return {name: torch.stack([one[name] for one in found]).mean() for name in found[0]}
+
+    def _terms(self, z_a: Tensor, z_b: Tensor, features: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
         if isinstance(self.loss, SetContrastive):
-            return self.loss.terms(z, features=h.chunk(self.count) if self.loss.on == "features" else None)
-        return {"loss": mean_over_pairs(self.loss, z)}
+            return self.loss.terms(z_a, z_b, features=features if self.loss.on == "features" else None)
+        return {"loss": self.loss(z_a, z_b)}
 
     def share(self, processes: Processes) -> None:
         """The loss becomes that of all processes' embeddings."""

@@ -34,7 +34,8 @@ class Crops:
 
     def joined(self, encoded: tuple[Tensor, ...]) -> Tensor:
         """All of these as one batch [(V + S) · B, F], for a head; ``chunk(total)`` gives the views again."""
-        return torch.cat([by_view(h) for h in encoded])
+        views = [by_view(h) for h in encoded]
+        return views[0] if len(views) == 1 else torch.cat(views)
 
     @property
     def total(self) -> int:
