@@ -82,12 +82,18 @@ def coding_rate(z_a: Tensor, z_b: Tensor, *, distortion: float = 0.2, peers: Pro
         >>> sw.losses.gram.coding_rate(spread, spread), sw.losses.gram.coding_rate(collapsed, collapsed)
         (tensor(-3.5835), tensor(-1.5223))
     """
-    n = items(z_a, peers)
     with autocast_off(z_a):
-        rows = normalize(torch.stack([z_a, z_b]))
-        core = total(gram(_shorter(rows, peers)), peers) * (z_a.shape[1] / (n * distortion))
-        rates: Tensor = _HalfLogDet.apply(core)  # type: ignore[no-untyped-call]
-        return finish(-rates.mean(), peers)
+        return finish(
+            -coding_rates(normalize(torch.stack([z_a, z_b])), distortion=distortion, peers=peers).mean(), peers
+        )
+
+
+def coding_rates(rows: Tensor, *, distortion: float, peers: Processes | None = None) -> Tensor:
+    """½ log det(1 + E / (N ε²) XᵀX) of each of V sets of unit rows [V, N, E], [V]."""
+    n = items(rows[0], peers)
+    core = total(gram(_shorter(rows, peers)), peers) * (rows.shape[-1] / (n * distortion))
+    rates: Tensor = _HalfLogDet.apply(core)  # type: ignore[no-untyped-call]
+    return rates
 
 
 def _has_kernel(core: Tensor) -> bool:

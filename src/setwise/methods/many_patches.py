@@ -9,21 +9,9 @@ from torch.nn.functional import cosine_similarity, normalize
 import setwise.register as register
 from setwise.checks import check_number
 from setwise.encoders import normed_head
+from setwise.losses.gram import coding_rates
 from setwise.losses.parallel import Processes
 from setwise.methods.method import Batch, Method, Parts, by_item, by_view
-
-
-def coding_rate(z: Tensor, *, epsilon: float) -> Tensor:
-    """½ log det(I + E / (N · epsilon) · Z'Z) of each set of N rows: z [V, N, E] gives [V].
-
-    Of the two Gram matrices of the same determinant the smaller one is taken.
-    """
-    n, e = z.shape[1:]
-    gram = z @ z.mT if n < e else z.mT @ z
-    gram = gram * (e / (n * epsilon)) + torch.eye(len(gram[0]), dtype=z.dtype, device=z.device)
-    factor, _ = torch.linalg.cholesky_ex(gram)  # waits for nothing; eigenvalues are 1 or more
-    rates: Tensor = factor.diagonal(dim1=1, dim2=2).log().sum(1)
-    return rates
 
 
 @register.method(
@@ -35,22 +23,22 @@ class ManyPatches(Method):
     """invariance · (1 - mean cos(z, mean of the image's patches)) - mean coding rate of each patch number.
 
     ``patches``: crops of each image, drawn as the recipe's views are: ``--views patches`` is the paper's.
-    ``epsilon``: of the coding rate. The head has three layers; its embeddings have length 1.
+    ``distortion``: ε² of the coding rate. The head has three layers; its embeddings have length 1.
     Terms see the first two patches: all are drawn alike.
     """
 
-    processes = Processes()
+    processes: Processes | None = None  # of many, if there are
 
-    def __init__(self, parts: Parts, *, patches: int = 20, invariance: float = 200.0, epsilon: float = 0.2) -> None:
+    def __init__(self, parts: Parts, *, patches: int = 20, invariance: float = 200.0, distortion: float = 0.2) -> None:
         super().__init__()
         if patches < 2:
             raise ValueError(f"expected at least two patches of each image, got {patches}; give --method.patches 20")
         check_number(invariance, "invariance", least=0)
-        check_number(epsilon, "epsilon", above=0)
+        check_number(distortion, "distortion", above=0)
         hidden, out = parts.recipe.head.hidden, parts.recipe.head.out
         self.encoder, self.views, self.terms = parts.encoder, parts.views, parts.terms()
         self.head = normed_head((parts.features, hidden, hidden, out))
-        self.patches, self.invariance, self.epsilon = patches, invariance, epsilon
+        self.patches, self.invariance, self.distortion = patches, invariance, distortion
 
     def encode(self, batch: Batch) -> tuple[Tensor, ...]:
         """The features of every patch, [B, V, F]."""
@@ -63,7 +51,7 @@ class ManyPatches(Method):
         with torch.autocast(z.device.type, enabled=False):
             z = normalize(z.to(torch.promote_types(z.dtype, torch.float32)), dim=2)
             cosine = cosine_similarity(z, z.mean(0, keepdim=True), dim=2).mean()
-            rate = coding_rate(self.processes.gather(z.transpose(0, 1)).transpose(0, 1), epsilon=self.epsilon).mean()
+            rate = coding_rates(z, distortion=self.distortion, peers=self.processes).mean()
         own = self.invariance * (1 - cosine) - rate
         return self.terms(own, z[:2].unbind(), h.chunk(self.patches)[:2]) | {"cosine": cosine, "coding rate": rate}
 

@@ -166,7 +166,7 @@ OWN_LOSS: dict[str, Tree] = {
         "optimizer": LARS | {"lr": 0.3, "weight_decay": 1e-6},
     },
     "many-patches": {
-        "method": {"name": "many-patches", "patches": 20, "invariance": 200.0, "epsilon": 0.2},
+        "method": {"name": "many-patches", "patches": 20, "invariance": 200.0, "distortion": 0.2},
         "head": {"hidden": 4096, "out": 1024},
         "views": "patches",
         "optimizer": LARS | {"lr": 0.3, "trust": 0.005, "weight_decay": 1e-4},
