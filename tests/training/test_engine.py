@@ -83,6 +83,12 @@ def test_two_epochs_and_a_half_equal_a_plain_loop(digits, recipe):
         torch.testing.assert_close(engine.method.encoder.state_dict()[name], x, rtol=1e-9, atol=1e-10)
 
 
+def test_these_are_all_methods():
+    """But for one that is not trained, and those of two sides, which have files of their own."""
+    tried = {few_epochs(name).method.name for name in (*NAMES, *OWN_LOSS)}
+    assert tried | {"random", "matching", "pairs"} == set(register.method)
+
+
 @pytest.mark.parametrize("name", [*NAMES, *OWN_LOSS])
 def test_every_method_trains_and_repeats_itself_bit_for_bit(digits, name):
     recipe = few_epochs(name).changed({"lr": 3e-3})
