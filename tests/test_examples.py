@@ -52,6 +52,21 @@ def test_halves_of_digits_find_each_other(capsys):
     assert min(matched) > 8 * chance
 
 
+def test_sentences_of_shuffled_documents_are_aligned(capsys):
+    out = output_of("shuffled_documents.py", capsys)
+    before, after = (float(x) for x in re.findall(r"(\d+\.\d+)% of 240", out))
+    assert before < 25  # chance is 1 of 12
+    assert after > 95
+    lines = [line.partition("  (")[0].split("  =  ") for line in out.splitlines() if "=" in line]
+    assert len(lines) == 3
+    pairs = [
+        pair
+        for english, other in lines
+        for pair in zip(english.split(), [other.split()[i] for i in (1, 2, 0, 3, 5, 4)], strict=True)
+    ]
+    assert len(set(pairs)) == len(dict(pairs)) == len({word for _, word in pairs}), "a word has one translation"
+
+
 # What follows adds to the library from outside: each file is given with --use, as a person would.
 
 
