@@ -1,11 +1,9 @@
-"""Pages that are computed when the site is built: a picture by our own code, and numbers from the records."""
+"""Pages that are computed when the site is built: numbers from the records."""
 
 from __future__ import annotations
 
 import json
-import math
 import re
-from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -15,13 +13,6 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
-TURNS = range(0, 181, 10)  # degrees
-FIRST_TURN = 60
-STRUCTURE = 128.0  # weight of the structure within each set, against the pairs
-FISH_X = (-2.2, -2.2, -1.3, -0.3, -0.3, 0.8, 0.8, 1.5, 2.1)
-FISH_Y = (0.9, -0.9, 0.0, 0.9, -0.9, 1.0, -0.7, 0.3, -0.1)
-OUTLINE = ((0, 1), (0, 2), (1, 2), (2, 3), (2, 4), (3, 5), (4, 6), (5, 7), (6, 8), (7, 8))
-WIDTH, HEIGHT, SCALE = 320, 280, 52.0
 REPORT = "results/report.html"
 
 
@@ -35,140 +26,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Put pictures where a page asks for them."""
-    pictures = {
-        "<!-- the picture of the two sets -->": alignment_picture,
-        "<!-- the speed records -->": lambda: speed_records(RESULTS / "speedrun"),
-    }
-    for mark, picture in pictures.items():
-        if mark in markdown:
-            markdown = markdown.replace(mark, picture())
-    return markdown
-
-
-def turned_sets(degrees: float = FIRST_TURN) -> tuple[Any, Any]:
-    """Nine points of a fish, and the same turned and slightly disturbed."""
-    import torch
-
-    generator = torch.Generator().manual_seed(3)
-    a = torch.tensor([FISH_X, FISH_Y], dtype=torch.float64).T
-    angle = math.radians(degrees)
-    turn = torch.tensor([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]], dtype=torch.float64)
-    return a, a @ turn.T + 0.05 * torch.randn(len(a), 2, generator=generator, dtype=torch.float64)
-
-
-def by_structure(a: Any, b: Any) -> Any:
-    """The best assignment by pairs and structure, max tr(S Yᵀ) + weight/N · tr(S_A Y S_Bᵀ Yᵀ); exact for so few."""
-    import setwise as sw
-    from setwise.similarity import scores
-
-    s, s_a, s_b = (scores(x, y, similarity="euclidean") for x, y in ((a, b), (a, a), (b, b)))
-    return sw.assignment.solve_quadratic(STRUCTURE / len(a) * s_a, s_b, s, maximize=True)
-
-
-@cache
-def alignments(degrees: float) -> dict[str, Any]:
-    """Both sets in pixels, whom each item is matched to by pairs and with the structure, and what the losses say."""
-    import setwise as sw
-
-    a, b = turned_sets(degrees)
-    pixels = [
-        [[round(WIDTH / 2 + SCALE * x, 1), round(HEIGHT / 2 - SCALE * y, 1)] for x, y in z.tolist()] for z in (a, b)
-    ]
-    pairs = sw.AssignmentLoss(mining="one-to-one")(a, b)
-    gap = sw.QARe(similarity="euclidean", reference="truth")(a, b)
-    return {
-        "a": pixels[0],
-        "b": pixels[1],
-        "linear": sw.match(a, b).assignment.tolist(),
-        "quadratic": by_structure(a, b).permutation.tolist(),
-        "pairwise": f"{pairs.item():.3f}",
-        "gap": f"{abs(gap.item()):.3f}",
-    }
-
-
-def _line(look: str, start: tuple[float, float], end: tuple[float, float]) -> str:
-    return f'<line class="{look}" x1="{start[0]}" y1="{start[1]}" x2="{end[0]}" y2="{end[1]}"/>'
-
-
-def _panel(name: str, title: str) -> str:
-    """One drawing: circles joined to the squares they are matched to, solid where that is right."""
-    found = alignments(FIRST_TURN)
-    partner, marks = found[name], []
-    lines = [_line("outline", found[one][i], found[one][j]) for one in "ab" for i, j in OUTLINE]
-    for i, (x, y) in enumerate(found["a"]):
-        lines.append(_line("right" if partner[i] == i else "wrong", (x, y), found["b"][partner[i]]))
-        marks.append(f'<circle cx="{x}" cy="{y}" r="5"/>')
-    for x, y in found["b"]:
-        marks.append(f'<rect x="{x - 4.5:.1f}" y="{y - 4.5:.1f}" width="9" height="9"/>')
-    right = sum(i == j for i, j in enumerate(partner))
-    return (
-        f'<figure><svg id="sets-{name}" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{title}">'
-        f"{''.join(lines)}{''.join(marks)}</svg>"
-        f'<figcaption>{title}: <b id="sets-{name}-right">{right}</b> of {len(partner)} right</figcaption></figure>'
-    )
-
-
-LOOK = f"""<style>
-.sets {{ display: flex; flex-wrap: wrap; justify-content: center; gap: 0 1rem }}
-.sets figure {{ flex: 1 1 260px; max-width: {WIDTH + 60}px; margin: 0 }}
-.sets svg {{ width: 100%; height: auto; display: block }}
-.sets line {{ stroke-width: 1.8 }}
-.sets .outline {{ stroke: currentColor; opacity: .22; stroke-width: 1 }}
-.sets .right {{ stroke: #009e73 }}
-.sets .wrong {{ stroke: #d55e00; stroke-dasharray: 5 4 }}
-.sets circle {{ fill: #0072b2 }}
-.sets rect {{ fill: #cc79a7 }}
-.sets-turn {{ text-align: center; margin: .6rem 0 }}
-.sets-turn input {{ width: min(24rem, 100%); display: block; margin: .3rem auto; accent-color: #0072b2 }}
-</style>"""
-MOVE = """<script>
-(function () {
-  const { all, outline } = JSON.parse(document.getElementById("sets-data").textContent);
-  const input = document.getElementById("sets-turn");
-  const put = (id, text) => { document.getElementById(id).textContent = text; };
-  input.addEventListener("input", () => {
-    const now = all[input.value];
-    put("sets-degrees", input.value); put("sets-pairwise", now.pairwise); put("sets-gap", now.gap);
-    for (const name of ["linear", "quadratic"]) {
-      const svg = document.getElementById("sets-" + name), partner = now[name];
-      const join = (line, [x1, y1], [x2, y2]) =>
-        Object.entries({ x1, y1, x2, y2 }).forEach(([key, value]) => line.setAttribute(key, value));
-      svg.querySelectorAll(".outline").forEach((line, i) => {
-        const set = i < outline.length ? now.a : now.b, [from, to] = outline[i % outline.length];
-        join(line, set[from], set[to]);
-      });
-      svg.querySelectorAll(".right, .wrong").forEach((line, i) => {
-        line.setAttribute("class", partner[i] === i ? "right" : "wrong");
-        join(line, now.a[i], now.b[partner[i]]);
-      });
-      svg.querySelectorAll("rect").forEach((rect, i) => {
-        rect.setAttribute("x", now.b[i][0] - 4.5); rect.setAttribute("y", now.b[i][1] - 4.5);
-      });
-      put("sets-" + name + "-right", partner.filter((j, i) => i === j).length);
-    }
-  });
-})();
-</script>"""
-
-
-def alignment_picture() -> str:
-    """The two sets, matched by pairs alone and with their structure, and a slider that turns the second."""
-    found, data = alignments(FIRST_TURN), {"outline": OUTLINE, "all": {turn: alignments(turn) for turn in TURNS}}
-    return "\n".join(
-        [
-            LOOK,
-            f'<div class="sets">{_panel("linear", "pairs alone")}{_panel("quadratic", "pairs and structure")}</div>',
-            '<div class="sets-turn"><label>The second set is turned by <b id="sets-degrees">'
-            f"{FIRST_TURN}</b> degrees"
-            f'<input id="sets-turn" type="range" min="{TURNS[0]}" max="{TURNS[-1]}" step="{TURNS.step}" '
-            f'value="{FIRST_TURN}"></label>pairwise loss (Eq. 3) <b id="sets-pairwise">{found["pairwise"]}</b>, '
-            f'alignment gap of the sets <b id="sets-gap">{found["gap"]}</b></div>',
-            f'<script type="application/json" id="sets-data">{json.dumps(data)}</script>',
-            MOVE,
-            "",
-        ]
-    )
+    """Put the speed records where a page asks for them."""
+    mark = "<!-- the speed records -->"
+    return markdown.replace(mark, speed_records(RESULTS / "speedrun")) if mark in markdown else markdown
 
 
 def results_page(results: Path) -> tuple[str, str | None]:

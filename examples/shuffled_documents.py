@@ -11,10 +11,10 @@ import torch
 
 import setwise as sw
 
-WHO = "baker child dog farmer girl king nurse sailor teacher uncle wolf woman".split()
-DOES = "buys draws finds hides likes loses paints sees sells takes wants washes".split()
-HOW = "big blue cheap clean heavy new old red round small strange warm".split()
-WHAT = "apple boat book chair coat drum hat key lamp letter stone wheel".split()
+WHO = ["baker", "child", "dog", "farmer", "girl", "king", "nurse", "sailor", "teacher", "uncle", "wolf", "woman"]
+DOES = ["buys", "draws", "finds", "hides", "likes", "loses", "paints", "sees", "sells", "takes", "wants", "washes"]
+HOW = ["big", "blue", "cheap", "clean", "heavy", "new", "old", "red", "round", "small", "strange", "warm"]
+WHAT = ["apple", "boat", "book", "chair", "coat", "drum", "hat", "key", "lamp", "letter", "stone", "wheel"]
 WORDS = ["the", "a", *WHO, *DOES, *HOW, *WHAT]
 LENGTH = 12  # sentences of a document
 draw = random.Random(0)
@@ -59,7 +59,7 @@ optimizer = torch.optim.Adam(encoders.parameters(), lr=0.02)
 
 print("before: ", end="")
 align()
-for step in range(150):
+for _ in range(150):
     z_a, z_b, sets = embed(draw.sample(known, 10))
     optimizer.zero_grad()
     loss(z_a, z_b, sets=(sets, sets)).backward()  # which rows are of one document, and no more

@@ -237,15 +237,15 @@ def test_errors_lead_to_pages_of_the_site_and_of_the_command_line(capsys):
         cli.main(["help", "errors#resum"])
 
 
-def hooks():
-    specification = importlib.util.spec_from_file_location("hooks", ROOT / "docs" / "hooks.py")
+def hooks(name="hooks"):
+    specification = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
     module = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
     return module
 
 
 def test_the_picture_shows_what_the_page_says():
-    made = hooks()
+    made = hooks("pictures")
     for turn in made.TURNS:
         a, b = made.turned_sets(turn)
         assert made.by_structure(a, b).optimal
@@ -259,7 +259,7 @@ def test_the_picture_shows_what_the_page_says():
 
 
 def test_the_picture_turns_in_a_browser(shown):
-    made = hooks()
+    made = hooks("pictures")
     turn = 'const i = document.getElementById("sets-turn"); i.value = 150; i.dispatchEvent(new Event("input"));'
     page = shown(f"<meta charset=utf-8>{made.alignment_picture()}<script>{turn}</script>")
     found = made.alignments(150)
@@ -269,6 +269,36 @@ def test_the_picture_turns_in_a_browser(shown):
     assert page.count('class="wrong"') == page.count('class="right"') == 9
     x, y = found["b"][0]
     assert f'x="{x - 4.5:g}" y="{y - 4.5:g}"' in page
+
+
+def joined(svg):
+    """The words that lines of a picture join, by their heights."""
+    words = re.findall(r'<text x="(\d+)" y="(\d+)"[^>]*>([^<]+)</text>', svg)
+    left, right = ({int(y) - 5: word for x, y, word in words if (int(x) < 100) == first} for first in (True, False))
+    ends = re.findall(r'y1="(\d+)" x2="\d+" y2="(\d+)"', svg)
+    return {left[int(a)]: right[int(b)] for a, b in ends}
+
+
+TRANSLATIONS = {
+    **{"ship": "Schiff", "bread": "Brot", "moon": "Mond", "horse": "Pferd", "spoon": "Löffel"},
+    **{"tree": "Baum", "cloud": "Wolke", "knife": "Messer", "bird": "Vogel"},
+}
+
+
+def test_the_picture_of_documents_finds_translations_that_nobody_gave():
+    picture = hooks("pictures").on_page_markdown((ROOT / "docs" / "how-to" / "sets.md").read_text())
+    *_, found = re.findall(r"<svg.*?</svg>", picture, re.DOTALL)
+    assert joined(found) == TRANSLATIONS
+
+
+def test_the_picture_of_documents_goes_back_in_a_browser(shown):
+    move = 'const i = document.getElementById("documents-steps"); i.value = 0; i.dispatchEvent(new Event("input"));'
+    page = shown(f"<meta charset=utf-8>{hooks('pictures').documents_picture()}<script>{move}</script>")
+    *_, found = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
+    right = sum(TRANSLATIONS[english] == german for english, german in joined(found).items())
+    assert right < 5, "before training"
+    assert f'<b id="documents-right">{right}</b> of 9' in page
+    assert found.count('class="right"') == right
 
 
 def test_the_reference_has_all_that_is_public():
