@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+from html import escape, unescape
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from textwrap import shorten
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+from mkdocs.utils import get_relative_url
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
 REPORT = "results/report.html"
+CARD = "card.png"  # 1200 x 630: what a message shows that links here
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -29,6 +35,37 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     """Put the speed records where a page asks for them."""
     mark = "<!-- the speed records -->"
     return markdown.replace(mark, speed_records(RESULTS / "speedrun")) if mark in markdown else markdown
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Take the site's address, which links to pictures need, from SITE_URL: it is where somebody puts the site."""
+    config.site_url = os.environ.get("SITE_URL") or config.site_url
+    return config
+
+
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """Say in the head what a message that links to the page shows: title, first paragraph, picture."""
+    return output.replace("</head>", f"{social_card(page, config.site_url or '')}</head>", 1)
+
+
+def social_card(page: Page, site: str) -> str:
+    """The tags of Open Graph and of Twitter. Without the site's address links are relative: few programs take them."""
+    words = re.search(r"<p>(.*?)</p>", page.content or "", re.DOTALL)
+    about = unescape(re.sub(r"<[^>]+>", "", words[1])) if words else "Set-level contrastive learning for PyTorch"
+    picture = f"{site.rstrip('/')}/{CARD}" if site else get_relative_url(CARD, page.url)
+    tags = {
+        "og:type": "website",
+        "og:title": "setwise" if page.is_homepage else f"{page.title} - setwise",
+        "og:description": shorten(about, 200, placeholder=" …"),
+        "og:image": picture,
+        "og:image:width": "1200",
+        "og:image:height": "630",
+        "twitter:card": "summary_large_image",
+    }
+    if page.canonical_url and site:
+        tags["og:url"] = page.canonical_url
+    kind = {name: "name" if name.startswith("twitter") else "property" for name in tags}
+    return "".join(f'<meta {kind[name]}="{name}" content="{escape(str(value))}">\n' for name, value in tags.items())
 
 
 def results_page(results: Path) -> tuple[str, str | None]:

@@ -7,6 +7,7 @@ name in PLACES writes what stands between. Verdicts come from the records, so no
 from __future__ import annotations
 
 import json
+import os
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
@@ -36,6 +37,8 @@ FILES = (
     "docs/findings.md",
     "docs/how-to/choose-beta.md",
     "docs/how-to/large-batches.md",
+    "docs/how-to/which-loss.md",
+    "docs/index.md",
     "docs/overview.md",
     "docs/terms.md",
 )
@@ -63,19 +66,23 @@ def text(*sentences: str) -> str:
     return textwrap.fill(" ".join(filter(None, sentences)), WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
-def short_answer(found: Found) -> str:
-    """Whether a set-level term helps, in three lines: as the paper has it, tuned on images, tuned on sentences."""
-    images = [
+def tuned_gains(found: Found) -> str:
+    """What QARe adds to SimCLR where both are tuned alike, in each setting that has runs."""
+    return " and ".join(
         f"{shown(gain)} points on {setting.title}"
         for setting in settings(collect(RESULTS)[0], found)
         for one in setting.objectives
         if one.term == "qare" and (gain := setting.difference(one))
-    ]
+    )
+
+
+def short_answer(found: Found) -> str:
+    """Whether a set-level term helps, in three lines: as the paper has it, tuned on images, tuned on sentences."""
     better, worse, cases, _ = tally("tuned")
     pays = [map_answer(one) for one in found_maps(found) if one.tested]
     lines = [
         f"Added to recipes that nobody tuned, QARe helps: **{counted(CLAIMS['helps'].answers(found))}**.",
-        f"Where SimCLR and SimCLR + QARe are tuned alike, QARe adds {' and '.join(images)}.",
+        f"Where SimCLR and SimCLR + QARe are tuned alike, QARe adds {tuned_gains(found)}.",
         f"On pairs of sentences a term adds up to {shown(tally('untuned')[3])} where nobody tuned the temperature. "
         f"After tuning it adds in {better} of {cases} cases and takes in {worse}: it mostly buys "
         "[not having to tune](docs/how-to/choose-beta.md#temperature).",
@@ -379,6 +386,73 @@ def bitext(found: Found) -> str:
     return "\n\n".join(parts)
 
 
+def evidence_views(found: Found) -> str:
+    """SimCLR with and without QARe, tuned and not."""
+    lines = [
+        f"Tuned alike, QARe adds {tuned_gains(found)}.",
+        f"Untuned, QARe helps: {counted(CLAIMS['helps'].answers(found))} (SparseCLR and matching too).",
+    ]
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def evidence_false_negatives(found: Found) -> str:
+    """SparseCLR against SimCLR, where it loses most and where it gains most."""
+    answers = CLAIMS["sparse-helps"].answers(found)
+    ends = (pick(answers, key=lambda one: one.ours.mean) for pick in (min, max))
+    return text(
+        f"SparseCLR beats SimCLR: {counted(answers)}.",
+        "From",
+        " to ".join(f"{shown(one.ours)} on {one.where}" for one in ends) + ".",
+    )
+
+
+def evidence_labels(found: Found) -> str:
+    """What labels are worth with one network, by cross-entropy."""
+    (group,) = (one for one in probed(found) if one.setting == "CIFAR-10, Conv-4, released form")
+    known, unknown = (group.plain(base).mean("probe_accuracy") for base in ("supervised", "simclr"))
+    return text(f"{shown(known)} %, and SimCLR without labels {shown(unknown)} % ({group.setting}).")
+
+
+def evidence_pairs(size: int, found: Found) -> str:
+    """Recall on so many pairs of sentences, as it comes and tuned, and what the best of three terms adds."""
+    recalls, lines = recalls_of_pairs(), []
+    for stage, words in (("untuned", "Temperature 0.05, 20 epochs"), ("tuned", "Each tuned in 24 trials")):
+        plain = mean_std([*recalls[stage, size, "plain"].values()])
+        best = max(gains_of_terms(stage)[size], key=lambda gain: gain.mean)
+        lines.append(f"- {words}: {size:,} pairs give {shown(plain)} %; the best of three terms adds {shown(best)}.")
+    return "\n".join(lines)
+
+
+def evidence_untuned(found: Found) -> str:
+    """How often a term adds on sentences, untuned and tuned."""
+    (better, worse, cases, _), (later, spoils, _, _) = tally("untuned"), tally("tuned")
+    return text(
+        f"On sentences a term adds in {better} and takes in {worse} of {cases} cases if nothing is tuned. If all is,",
+        f"it adds in {later} and takes in {spoils}.",
+    )
+
+
+def evidence_matching(found: Found) -> str:
+    """What QARe adds to InfoNCE where sets are matched."""
+    return "\n".join(
+        f"- {group.setting}: {shown(gain)} points, {gain.n} seeds."
+        for group in found
+        if group.kind == "matching"
+        for row, gain in compared(group, "qare")
+        if row.base == "infonce"
+    )
+
+
+def evidence_large(found: Found) -> str:
+    """Time and memory of InfoNCE of many rows."""
+    rows = {one["loss"]: one for one in _bench("large-batches-h200")["rows"] if one["n"] == 65_536}
+    ours, stored = ((rows[way]["ms"], rows[way]["beyond_gradients"]) for way in ("float16", "stored"))
+    return text(
+        f"65,536 rows take {ours[0]:.0f} ms and {ours[1] / 2**20:.0f} MiB; with all scores {stored[0]:.0f} ms and",
+        f"{stored[1] / 2**30:.0f} GiB.",
+    )
+
+
 def spectrum(found: Found) -> str:
     """How flat the spectra are at the end."""
     columns = ("effective rank", "effective rank of features")
@@ -432,6 +506,14 @@ PLACES: dict[str, Callable[[Found], str]] = {
     "tuned": tuned,
     "map": paying,
     "bitext": bitext,
+    "evidence-views": evidence_views,
+    "evidence-pairs": partial(evidence_pairs, 29_000),
+    "evidence-few-pairs": partial(evidence_pairs, 1_000),
+    "evidence-untuned": evidence_untuned,
+    "evidence-labels": evidence_labels,
+    "evidence-false-negatives": evidence_false_negatives,
+    "evidence-matching": evidence_matching,
+    "evidence-large": evidence_large,
     "large-batches": large_batches,
     "spectrum": spectrum,
     "changes": changes,
@@ -440,16 +522,24 @@ PLACES: dict[str, Callable[[Found], str]] = {
 }
 
 
-def fill(words: str, found: Found) -> str:
-    """The text with every marked place filled."""
-    return PLACE.sub(lambda place: f"{place[1]}\n{PLACES[place[2]](found)}\n\n{place[3]}", words)
+def fill(words: str, found: Found, folder: str = "") -> str:
+    """The text with every marked place filled. Places have links from the root: its own begin in its ``folder``."""
+
+    def filled(place: re.Match[str]) -> str:
+        made = re.sub(
+            r"(?<=\]\()docs/[^)]+", lambda link: os.path.relpath(link[0], folder or "."), PLACES[place[2]](found)
+        )
+        return f"{place[1]}\n{made}\n\n{place[3]}"
+
+    return PLACE.sub(filled, words)
 
 
 def main() -> None:
     """Fill all files."""
     found = groups(collect(RESULTS)[0])
-    for path in (ROOT / name for name in FILES):
-        path.write_text(fill(path.read_text(), found))
+    for name in FILES:
+        path = ROOT / name
+        path.write_text(fill(path.read_text(), found, os.path.dirname(name)))
     for one in found_maps(found):
         picture_of(one).write_text(drawn(one))
 

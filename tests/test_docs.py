@@ -7,12 +7,15 @@ import pydoc
 import re
 import shlex
 import tomllib
+from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 
 import markdown
 import pytest
 import torch
 import yaml
+from PIL import Image
 
 import setwise as sw
 import setwise.records as records
@@ -299,6 +302,38 @@ def test_the_picture_of_documents_goes_back_in_a_browser(shown):
     assert right < 5, "before training"
     assert f'<b id="documents-right">{right}</b> of 9' in page
     assert found.count('class="right"') == right
+
+
+class Tags(HTMLParser):
+    """The meta tags of a page."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = {}
+
+    def handle_starttag(self, tag, attributes):
+        given = dict(attributes)
+        if tag == "meta":
+            self.found[given.get("property") or given["name"]] = given["content"]
+
+
+@pytest.mark.parametrize("site", ["", "https://example.org/setwise/"])
+def test_pages_have_the_tags_of_a_social_card(site):
+    about = "<h1>X</h1><p>Learn from <b>your own</b> &quot;images&quot; &amp; texts.</p><p>More.</p>"
+    page = SimpleNamespace(
+        title="The idea", content=about, url="idea/", canonical_url=f"{site}idea/", is_homepage=False
+    )
+    config = SimpleNamespace(site_url=site)
+    tags = Tags()
+    tags.feed(hooks().on_post_page("<head></head><body></body>", page, config).partition("</head>")[0])
+    assert tags.found["og:title"] == "The idea - setwise"
+    assert tags.found["og:description"] == 'Learn from your own "images" & texts.'
+    assert tags.found["og:image"] == (f"{site}card.png" if site else "../card.png")
+    assert tags.found["twitter:card"] == "summary_large_image"
+    assert tags.found.get("og:url") == (f"{site}idea/" if site else None)
+    with Image.open(ROOT / "docs" / "card.png") as card:
+        size = tags.found["og:image:width"], tags.found["og:image:height"]
+        assert (card.format, *map(str, card.size)) == ("PNG", *size)
 
 
 def test_the_reference_has_all_that_is_public():
