@@ -7,7 +7,6 @@ import os
 import re
 from html import escape, unescape
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from textwrap import shorten
 from typing import Any
 
@@ -78,15 +77,13 @@ Made from the records in `results/runs` when the site is built, by `setwise repo
 """
     if not any((results / "runs").rglob("*.json")):
         return f"{head}**No runs yet.** `setwise reproduce table1` makes the first.\n", None
-    from setwise.paper.report import report
+    from setwise.paper.report import read_page
 
-    with TemporaryDirectory() as folder:
-        page, *files = report(results, Path(folder))
-        tables = [path.read_text() for path in files if path.suffix == ".md"]
-        tables = [re.sub(r"^\*\*(.*)\*\*$", r"## \1", table, count=1, flags=re.MULTILINE) for table in tables]
-        whole = page.read_text()
+    page, found, _ = read_page(results)
+    tables = [table.brief().markdown() for table in found]
+    tables = [re.sub(r"^\*\*(.*)\*\*$", r"## \1", table, count=1, flags=re.MULTILINE) for table in tables]
     link = "[The whole report](results/report.html), with its answer, learning curves and sources, is one page.\n\n"
-    return head + link + "\n".join(tables), whole
+    return head + link + "\n".join(tables), page.html()
 
 
 SPEED_LOOK = """<style>

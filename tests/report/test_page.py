@@ -124,6 +124,14 @@ def test_a_table_knows_its_numbers(tree_of):
         page.table(["a", "b"], [("one",)], caption="short")
 
 
+def test_a_long_note_comes_below_its_table():
+    for note, order in (("short", ["short", "<table"]), ("long " * 100, ["<table", "long"])):
+        page = Page("t")
+        page.table(["a"], [("b",)], caption="c", note=note)
+        body = page.html().partition("<h1>")[2]
+        assert [word for _, word in sorted((body.index(word), word) for word in order)] == order
+
+
 def test_a_picture_is_in_the_file(tree_of):
     page = Page("t")
     page.picture(PNG, alt="two pixels", caption="c")
@@ -160,6 +168,8 @@ ASK = """
 const view = frame.contentWindow;
 const heads = [...page.querySelectorAll("thead th")], names = () => [...page.querySelectorAll("tbody th")].map(
   cell => cell.textContent);
+said.lines = [...page.querySelectorAll("td")].filter(cell => cell.getClientRects().length).map(
+  cell => view.getComputedStyle(cell, "::before").content.slice(1, -1) + " " + cell.textContent);
 said.sorts = [];
 for (const i of [1, 1, 0, 2]) {
   heads[i].querySelector("button").click();
@@ -200,7 +210,8 @@ def test_in_a_browser(on_a_telephone, scheme):
         [["c", "b", "d", "a"], ["none", "none", "ascending"]],
     ]
     assert said["focusable"]
-    assert said["table"] > said["box"], "the table scrolls within its box"
+    assert said["table"] <= said["box"], "a row is a block of lines, no wider than the page"
+    assert said["lines"] == ["number 9.5", "words " + "x" * 60, "number 21", "words y", "number 100.5 %", "words x"]
     assert said["background"] == {"light": "rgb(255, 255, 255)", "dark": "rgb(18, 22, 28)"}[scheme]
     assert said["line"] == {"light": "rgb(0, 114, 178)", "dark": "rgb(79, 168, 232)"}[scheme]
     assert said["legend"] == [["3", "3.5", "2"], ["1", "5", "1 (at 2)"], ["3", "3.5", "2"]]

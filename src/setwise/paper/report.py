@@ -48,18 +48,7 @@ LONGEST = 120  # of a file's name: file systems take 255 bytes
 @pause_collection()
 def report(results: Path, out: Path) -> list[Path]:
     """Write the page and the tables of all records below ``results``; returns the files, the page first."""
-    runs, aside = collect(results)
-    timed, unread = timings(results)
-    aside += unread
-    if not runs and not timed:
-        also = f" that can be read ({count(len(aside), 'file')} set aside, the first: {aside[0]})" if aside else ""
-        raise ValueError(
-            f"expected records of runs below {results / 'runs'}, got none{also}; `setwise reproduce table1` makes "
-            f"some, {see('how-to/reproduce')}; `setwise report FOLDER` shows runs of your own"
-        )
-    apart = [run for run in runs if run.trial or run.point]
-    left = {data: left_of_map(data, results) for data in dict.fromkeys(run.data for run in apart if run.point)}
-    page, tables = make_page(sort_into_groups(runs), aside, timed, apart, left)
+    page, tables, aside = read_page(results)
     files = [out / "index.html"]
     taken: set[str] = set()
     for table in tables:
@@ -76,6 +65,22 @@ def report(results: Path, out: Path) -> list[Path]:
     if aside:
         print(f"setwise: {count(len(aside), 'file')} set aside; the end of the page says why", file=sys.stderr)
     return files
+
+
+def read_page(results: Path) -> tuple[Page, list[Table], list[str]]:
+    """The page of all records below ``results``, its tables, and the files that are set aside, with reasons."""
+    runs, aside = collect(results)
+    timed, unread = timings(results)
+    aside += unread
+    if not runs and not timed:
+        also = f" that can be read ({count(len(aside), 'file')} set aside, the first: {aside[0]})" if aside else ""
+        raise ValueError(
+            f"expected records of runs below {results / 'runs'}, got none{also}; `setwise reproduce table1` makes "
+            f"some, {see('how-to/reproduce')}; `setwise report FOLDER` shows runs of your own"
+        )
+    apart = [run for run in runs if run.trial or run.point]
+    left = {data: left_of_map(data, results) for data in dict.fromkeys(run.data for run in apart if run.point)}
+    return *make_page(sort_into_groups(runs), aside, timed, apart, left), aside
 
 
 def make_page(

@@ -78,7 +78,7 @@ def looks_table(group: Group) -> Table | None:
             cells: list[Cell] = [row.label, len(looks), f"{epoch:g}", support]
             rows.append([*cells, None if negatives is None else f"{negatives.mean:g}", *others])
     caption = f"What the loss looks at: {group.setting}"
-    return Table(f"structure-{group.name}", *filled(columns, rows), caption, LOOKS) if rows else None
+    return Table(f"structure-{group.name}", *filled(columns, rows), caption, LOOKS, wrap=True) if rows else None
 
 
 def spectra_onto(page: Page, found: Sequence[Group]) -> None:

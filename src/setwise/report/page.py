@@ -34,11 +34,10 @@ body{margin:0;background:var(--page);color:var(--ink);font:1rem/1.55 system-ui,s
 main{max-width:78rem;margin:0 auto;padding:2rem 1rem 4rem}
 h1{font-size:1.7rem;line-height:1.2;margin:0 0 .6rem}
 h2{font-size:1.25rem;line-height:1.3;margin:2.4rem 0 .6rem}
-p{max-width:66rem;margin:.6rem 0}
+p{margin:.6rem 0}
 .lead{font-size:1.1rem;color:var(--soft)}
 .lead b{color:var(--ink)}
 figure{margin:1.2rem 0}
-figcaption{max-width:66rem}
 .soft{color:var(--soft);font-size:.9rem;margin:.1rem 0 .4rem}
 .scroll{overflow-x:auto;border:1px solid var(--line);border-radius:6px;max-width:max-content}
 table{border-collapse:collapse;font-size:.93rem;font-variant-numeric:tabular-nums}
@@ -62,7 +61,7 @@ text{fill:var(--soft);font:12.5px system-ui,sans-serif}
 .cursor{stroke:var(--soft);fill:none}
 .band{opacity:.18}
 .line{fill:none;stroke-width:2;stroke-linejoin:round}
-.intervals{width:100%;max-width:64rem}
+.intervals{width:100%}
 .intervals th,.intervals td{border:0;padding:0 .65rem 0 0}
 .intervals .bar{width:60%;padding:0 1.2rem}
 .intervals .bar svg{display:block;width:100%;height:28px;overflow:visible}
@@ -90,7 +89,12 @@ summary{cursor:pointer}
 .gallery .first img{outline:3px solid var(--link);outline-offset:-3px}
 pre{overflow-x:auto;font-size:.85rem}
 @media (max-width:30rem){.gallery{gap:.6rem}.gallery li{width:calc(33.3% - .4rem)}.beside{display:block}}
-@media (max-width:30rem){th,td{padding:.35rem .5rem}tbody th{white-space:normal;min-width:7rem}}
+@media (max-width:30rem){.scroll thead{display:none}.scroll table,.scroll tbody,.scroll tr{display:block}
+.scroll tr{padding:.3rem .6rem;border-top:1px solid var(--line)}
+.scroll tbody th,.scroll td{display:flex;gap:1rem;justify-content:space-between;border:0;padding:.05rem 0;
+white-space:normal!important;min-width:0!important;text-align:right;overflow-wrap:anywhere}
+.scroll tbody th{position:static;font-weight:600;text-align:left}.scroll td:not([data-c]){display:none}
+.scroll td::before{content:attr(data-c);color:var(--soft);text-align:left;overflow-wrap:normal}}
 @media (max-width:48rem){.wrap td:not(.n){min-width:11rem}
 .intervals thead{display:table-header-group}
 .intervals tr{display:grid;grid-template-columns:1fr auto;margin-bottom:.4rem}
@@ -146,6 +150,7 @@ for (const chart of document.querySelectorAll(".chart")) {
 """
 
 
+LONG_NOTE = 330  # letters: about two lines
 EMPTY = ("", "-", "–")  # cells of a column of numbers that have none
 
 
@@ -195,6 +200,8 @@ class Page:
     ) -> None:
         """A table whose first column names its rows; None is an empty cell. ``wrap`` lets words take more lines.
 
+        On a telephone each row is a block of lines, one for each cell that has something. A long note comes below.
+
         A cell that begins with a number is sorted by it ("86.9 (86.0 to 87.4) %", "1,234 s"), and a column of such
         cells is set flush right, whatever is missing ("-") in it.
         """
@@ -208,19 +215,24 @@ class Page:
             for column in columns_of_cells
         ]
         kinds = [' class="n"' if flush else "" for flush in right]
-        tags = ['th scope="row"', *["td"] * (len(columns) - 1)]
+        tags = ["th", *["td"] * (len(columns) - 1)]
+        abouts = [' scope="row"', *(f' data-c="{escape(name)}"' for name in columns[1:])]
         heads = [f'<th scope="col"{kind}>{escape(name)}</th>' for name, kind in zip(columns, kinds, strict=True)]
-        words = ' class="wrap"' if wrap else ""
+        look = ' class="wrap"' if wrap else ""
+        above, below = ("", small(note)) if len(note) > LONG_NOTE else (small(note), "")
         lines = []
         for row in cells:
             values = [f' data-v="{_number(text)}"' if _number(text) else "" for text in row]
-            parts = zip(tags, kinds, values, row, strict=True)
-            lines.append("".join(f"<{tag}{kind}{v}>{escape(text)}</{tag[:2]}>" for tag, kind, v, text in parts))
+            about = ["" if text in EMPTY else words for words, text in zip(abouts, row, strict=True)]
+            parts = zip(tags, about, kinds, values, row, strict=True)
+            lines.append(
+                "".join(f"<{tag}{words}{kind}{v}>{escape(text)}</{tag}>" for tag, words, kind, v, text in parts)
+            )
         self._parts.append(
-            f'<figure>{caption_of(caption)}{small(note)}<div class="scroll" tabindex="0" role="region" '
-            f'aria-label="{escape(caption)}"><table{words}><thead><tr>{"".join(heads)}</tr></thead><tbody>\n'
+            f'<figure>{caption_of(caption)}{above}<div class="scroll" tabindex="0" role="region" '
+            f'aria-label="{escape(caption)}"><table{look}><thead><tr>{"".join(heads)}</tr></thead><tbody>\n'
             + "\n".join(f"<tr>{line}</tr>" for line in lines)
-            + "\n</tbody></table></div></figure>"
+            + f"\n</tbody></table></div>{below}</figure>"
         )
 
     def curves(self, title: str, series: Mapping[str, Points], *, x: str, y: str, **more: Any) -> None:

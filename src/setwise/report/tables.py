@@ -7,7 +7,7 @@ import io
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import setwise.register as register
 from setwise.records import Run
@@ -16,6 +16,7 @@ from setwise.report.page import Page
 
 Cell = str | int | float | MeanStd | PairedDifference | None
 NONE = "-"  # of a run that was not made
+SHARED = 3  # rows: words that all of at least so many have are said once
 NOTE = (
     "Mean ± sample standard deviation over n seeds, per cent. Differences: mean over the seeds that both have, with "
     "the 95 % interval of Student's t."
@@ -24,7 +25,10 @@ NOTE = (
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells under columns; the first column names the rows. ``name`` is for files."""
+    """Rows of cells under columns; the first column names the rows. ``name`` is for files.
+
+    ``shown`` are the columns that a page has, all if none; files have all.
+    """
 
     name: str
     columns: Sequence[str]
@@ -32,10 +36,11 @@ class Table:
     caption: str
     note: str = ""
     wrap: bool = False  # on a page its words may take more lines
+    shown: Sequence[str] = ()
 
     def markdown(self) -> str:
         """A GitHub table under its caption; what Markdown would read as its own is escaped."""
-        lines = [self.columns, ["---"] * len(self.columns), *map(self._shown, self.rows)]
+        lines = [self.columns, ["---"] * len(self.columns), *map(self._words, self.rows)]
         table = ["| " + " | ".join(cells if i == 1 else map(_plain, cells)) + " |" for i, cells in enumerate(lines)]
         return "\n".join([f"**{_plain(self.caption)}**", "", *table, "", _plain(self.note)]).rstrip() + "\n"
 
@@ -55,12 +60,28 @@ class Table:
             writer.writerow(values)
         return file.getvalue()
 
-    def onto(self, page: Page) -> None:
-        """Put it on a page."""
-        rows = [self._shown(row) for row in self.rows]
-        page.table(self.columns, rows, caption=self.caption, note=self.note, wrap=self.wrap)
+    def brief(self) -> Table:
+        """The same with the columns that are ``shown`` alone."""
+        kept = [i for i, name in enumerate(self.columns) if not self.shown or name in self.shown]
+        return replace(
+            self, columns=[self.columns[i] for i in kept], rows=[[row[i] for i in kept] for row in self.rows]
+        )
 
-    def _shown(self, row: Sequence[Cell]) -> list[str]:
+    def onto(self, page: Page) -> None:
+        """Put it on a page, in brief: no column that has nothing, and what all rows share in the caption."""
+        brief, caption = self.brief(), self.caption
+        rows = [brief._words(row) for row in brief.rows]
+        left_out = set()
+        for i, cells in enumerate(zip(*rows, strict=True)):
+            alike = len(cells) >= SHARED and len(set(cells)) == 1 and re.search("[a-z]", cells[0])
+            if alike or set(cells) == {NONE}:
+                left_out.add(i)
+                caption += f" ({brief.columns[i]}: {cells[0]})" if alike else ""
+        kept = [i for i in range(len(brief.columns)) if i not in left_out]
+        words = [[row[i] for i in kept] for row in rows]
+        page.table([brief.columns[i] for i in kept], words, caption=caption, note=self.note, wrap=self.wrap)
+
+    def _words(self, row: Sequence[Cell]) -> list[str]:
         """Cells for people; a mean of ours over fewer than the row's n says so."""
         n = row[self.columns.index("n")] if "n" in self.columns else None
         cells = [shown(cell) for cell in row]
