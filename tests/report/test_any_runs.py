@@ -1,10 +1,13 @@
 """What tells runs apart, in as few words as possible."""
 
+import json
 from types import SimpleNamespace
 
 import pytest
 
-from setwise.report.any_runs import differing, group_by, label
+import setwise.records as records
+from setwise.paper.recipes import recipe
+from setwise.report.any_runs import PICTURED, differing, group_by, labels, report_runs
 
 PLAIN = {"epochs": 20, "encoder.name": "conv4", "encoder.weights": "xavier", "objective.temperature": 0.1}
 GAP = {f"objective.terms.gap.{name}": value for name, value in {"similarity": "cosine", "weight": 100.0}.items()}
@@ -15,14 +18,14 @@ def runs(*recipes):
 
 
 @pytest.mark.parametrize(
-    ("recipes", "paths", "labels"),
+    ("recipes", "paths", "names"),
     [
         ([PLAIN | GAP, PLAIN], ["objective.terms.gap.weight"], ["gap 100", "no gap"]),
         ([PLAIN, PLAIN | {"epochs": 5}], ["epochs"], ["epochs 20", "epochs 5"]),
         (
             [PLAIN, {key: value for key, value in PLAIN.items() if key != "encoder.weights"} | {"encoder.name": "vit"}],
             ["encoder.name"],
-            ["name conv4", "name vit"],
+            ["encoder conv4", "encoder vit"],
         ),
         (  # nothing else tells these apart
             [PLAIN | {"encoder.stem": "small"}, PLAIN],
@@ -37,7 +40,64 @@ def runs(*recipes):
     ],
     ids=["a term", "a number", "an encoder", "an option alone", "a term's option"],
 )
-def test_as_few_fields_as_tell_the_runs_apart(recipes, paths, labels):
+def test_as_few_fields_as_tell_the_runs_apart(recipes, paths, names):
     found = runs(*recipes)
     assert differing(found) == paths
-    assert [label(group, paths) for group in group_by(found, paths)] == labels
+    assert labels(group_by(found, paths), paths) == names
+
+
+def test_of_many_fields_as_few_are_named_as_tell_the_runs_apart():
+    # Ten numbers go along with the encoder; the temperature and the seed of the split do not.
+    recipes = [
+        {"encoder.name": name, "split": split, "objective.temperature": t}
+        | {f"option{i}": f"{name}{i}" for i in range(10)}
+        for name in ("conv4", "vit")
+        for split in (0, 1)
+        for t in (0.1, 0.2, 0.3)
+    ]
+    recipes[0]["method.name"] = "contrastive"
+    found = runs(*recipes)
+    paths = differing(found)
+    assert sorted(paths) == ["encoder.name", "objective.temperature", "split"]
+    assert len(group_by(found, paths)) == len(recipes)
+
+
+def test_labels_of_many_fields_say_what_is_not_usual():
+    usual = {f"field{i}": i for i in range(8)}
+    paths = list(usual)
+    groups = group_by(runs(usual, usual | {"field3": None}, usual | {"field1": 0.5, "field2": "x"}, usual), paths)
+    assert labels(groups, paths) == ["the usual", "no field3", "field1 0.5, field2 x"]
+
+
+def test_a_page_of_many_different_runs_stays_narrow(tree_of, tmp_path):
+    plain = recipe("paper/digits-conv4-simclr")
+    for i in range(40):
+        rates = {"lr": 0.1 * (1 + i % 13), "optimizer.weight_decay": 0.01 * (i % 5)}
+        changes = {
+            "epochs": i % 7,
+            "batch": 2 + i % 11,
+            "drop_last": i % 2 == 0,
+            "probe.epochs": 1 + i % 3,
+            "probe.lr": 1 + i,
+        }
+        tree = plain.changed(changes | rates | {"objective.temperature": 0.1 + i % 4}).tree()
+        record = {"format": records.FORMAT, "name": "own", "recipe": tree, "seed": 1, "epochs": {"loss": [1.0]}}
+        place = tmp_path / "runs" / str(i) / records.FILE
+        place.parent.mkdir(parents=True)
+        place.write_text(json.dumps(record | {"final": {"probe_accuracy": (i * 7 % 40) / 100}}))
+    fields = ["epochs", "batch", "drop_last", "probe.epochs", "probe.lr", "optimizer.lr", "temperature"]
+    page, *files = report_runs([tmp_path / "runs"], tmp_path / "out", by=fields)
+    texts = tree_of(page.read_text())
+    heads = [
+        words
+        for (tag, about, _), words in zip(texts.all("th"), texts.texts("th"), strict=True)
+        if about["scope"] == "col"
+    ]
+    assert heads == ["runs", "n", "probe accuracy", "difference to the first"]
+    assert len(texts.all("td")) > 40 * 3
+    assert (
+        len([about for _, about, _ in texts.all("td") if about.get("class") == "bar"]) == PICTURED - 1 + 2
+    )  # and two axes
+    assert "The best 20 of 40" in page.read_text()
+    (table,) = (path for path in files if path.suffix == ".csv")
+    assert table.read_text().partition("\n")[0].startswith("epochs,batch,drop_last,")

@@ -6,7 +6,8 @@ Runs that differ in the seed alone are one group. Groups differ in the fields of
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,9 @@ from setwise.report.tables import NOTE, Cell, Table, own_tables, shown
 FIRST = ("probe_accuracy", "held_out_accuracy", "test_accuracy", "recall1")  # the first that is there answers
 LABELS = ("about",)  # fields that decide nothing
 SHOWN = 4  # final numbers on the page, which is no wider; the files have all
+KINDS = ("method.name", "data.source", "encoder.name", "objective.loss")  # of fields, those that say most
+MANY = 6  # fields: where more than so many differ, as few as tell the runs apart are named
+PICTURED = 20  # groups in a picture, the best; the table has all
 
 
 @dataclass(frozen=True)
@@ -77,13 +81,31 @@ def differing(runs: Sequence[Run]) -> list[str]:
     """The fields that do not have the same value in all runs, as few as tell the same runs apart.
 
     Where a part is not in all recipes, such as a term or an encoder's own option, its fields go without saying; but a
-    term's weight stays.
+    term's weight stays. Where more than ``MANY`` differ, those that others go along with are left out too.
     """
     recipes = list({id(run.fields): run.fields for run in runs}.values())
     paths = dict.fromkeys(path for fields in recipes for path in fields if path not in LABELS)
     every = [path for path in paths if len({repr(fields.get(path)) for fields in recipes}) > 1]
     few = [path for path in every if _term_of(path) or len({repr(f[path]) for f in recipes if path in f}) > 1]
-    return few if len(group_by(runs, few)) == len(group_by(runs, every)) else every
+    found = few if len(group_by(runs, few)) == len(group_by(runs, every)) else every
+    return found if len(found) <= MANY else _fewest(recipes, found)
+
+
+def _fewest(recipes: Sequence[Mapping[str, Any]], paths: Sequence[str]) -> list[str]:
+    """Some of the fields, which tell as many recipes apart as all: kinds first, then whatever divides them most."""
+    values = {path: [repr(fields.get(path)) for fields in recipes] for path in paths}
+    chosen = [path for path in KINDS if path in values]
+
+    def told(*some: str) -> int:
+        return len(set(zip(*(values[path] for path in some), strict=True)))
+
+    whole = told(*paths)
+    while not chosen or told(*chosen) < whole:
+        chosen.append(max((path for path in paths if path not in chosen), key=lambda path: told(*chosen, path)))
+    for path in chosen[:]:
+        rest = [other for other in chosen if other != path]
+        chosen = rest if path not in KINDS and rest and told(*rest) == whole else chosen
+    return [path for path in paths if path in chosen]
 
 
 def _term_of(path: str) -> str | None:
@@ -109,35 +131,64 @@ def measures_of(runs: Sequence[Run]) -> list[str]:
     return sorted(names, key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
 
 
-def groups_table(groups: Sequence[Group], paths: Sequence[str], measures: Sequence[str]) -> Table:
-    """A row for each group: its values, the seeds, what it reached, and its difference to the first group."""
+def groups_table(
+    groups: Sequence[Group], paths: Sequence[str], measures: Sequence[str], names: Sequence[str] = ()
+) -> Table:
+    """A row for each group: its values, the seeds, what it reached, and its difference to the first group.
+
+    ``names`` of the groups stand in place of their values, where these are too many for a page.
+    """
     rows: list[list[Cell]] = []
-    for group in groups:
+    for i, group in enumerate(groups):
         values: list[Cell] = [None if value is None else str(value) for value in group.values] or ["all"]
+        values = [names[i]] if names else values
         cells: list[Cell] = [len(group.runs), group.mean(measures[0]), _difference(group, groups[0], measures[0])]
         rows.append([*values, *cells, *(group.mean(name) for name in measures[1:])])
-    short = [_term_of(p) or (p.rpartition(".")[2] if _unique(p, paths) else p) for p in paths] or ["runs"]
+    short = [_name_of(p) if _unique(p, paths) else p for p in paths if not names] or ["runs"]
     main = measures[0].replace("_", " ")
     columns = [*short, "n", main, "difference to the first", *(name.replace("_", " ") for name in measures[1:])]
     return Table("runs", columns, rows, "What the runs reached", NOTE, wrap=True)
 
 
 def _unique(path: str, paths: Sequence[str]) -> bool:
-    last = path.rpartition(".")[2]
-    return sum(other.rpartition(".")[2] == last for other in paths) == 1 and last not in ("name", "weight")
+    name = _name_of(path)
+    return sum(_name_of(other) == name for other in paths) == 1 and name != "weight"
 
 
 def _difference(group: Group, first: Group, measure: str) -> PairedDifference | None:
     return None if group is first else paired_difference(group.by_seed(measure), first.by_seed(measure))
 
 
-def label(group: Group, paths: Sequence[str]) -> str:
-    """Its values in words."""
-    words = []
-    for path, value in zip(paths, group.values, strict=True):
-        name = _term_of(path) or path.rpartition(".")[2]
-        words.append(f"no {name}" if value is None else f"{name} {value:g}" if _is_number(value) else f"{name} {value}")
-    return ", ".join(words) or "all"
+def labels(groups: Sequence[Group], paths: Sequence[str]) -> list[str]:
+    """The values of each group in words; of more than ``MANY`` fields, those that are not what most groups have."""
+    usual = usual_values(groups, paths) if len(paths) > MANY else {}
+    found = []
+    for group in groups:
+        pairs = zip(paths, group.values, strict=True)
+        words = [said(path, value) for path, value in pairs if path not in usual or repr(value) != repr(usual[path])]
+        found.append(", ".join(words) or ("the usual" if usual else "all"))
+    return found
+
+
+def usual_values(groups: Sequence[Group], paths: Sequence[str]) -> dict[str, Any]:
+    """The value that most groups have, of each field."""
+    usual = {}
+    for path, column in zip(paths, zip(*(group.values for group in groups), strict=True), strict=True):
+        (word, _), *_ = Counter(map(repr, column)).most_common(1)
+        usual[path] = next(value for value in column if repr(value) == word)
+    return usual
+
+
+def said(path: str, value: Any) -> str:
+    """A field and its value in words."""
+    name = _name_of(path)
+    return f"no {name}" if value is None else f"{name} {value:g}" if _is_number(value) else f"{name} {value}"
+
+
+def _name_of(path: str) -> str:
+    """A field in a word: "encoder" for encoder.name."""
+    before, _, last = path.rpartition(".")
+    return _term_of(path) or (before.rpartition(".")[2] if last == "name" and before else last)
 
 
 def _is_number(value: object) -> bool:
@@ -156,18 +207,23 @@ def report_runs(places: Sequence[Path], out: Path, *, where: Sequence[str] = (),
         )
     paths = [path_of(name, runs) for name in by] or differing(runs)
     groups, measures = group_by(runs, paths), measures_of(runs)
-    table = groups_table(groups, paths, measures)
-    page = Page(f"{len(runs)} runs", lead=_lead(groups, paths, measures[0]))
+    table, names = groups_table(groups, paths, measures), labels(groups, paths)
+    page = Page(f"{len(runs)} runs", lead=_lead(groups, names, measures[0]))
+    best = _best(groups, measures[0])
     if len(groups) > 1:
         note = f"Differences in {measures[0].replace('_', ' ')}, seed by seed, with 95 % intervals."
-        page.intervals(f"Against {label(groups[0], paths)}", _pictured(groups, paths, measures[0]), other="", note=note)
-    tables = [table, *speedrun_tables(runs), *own_tables(runs)]
-    few = groups_table(groups, paths, measures[:SHOWN])
+        note += f" The best {len(best)} of {len(groups)}; the table has all." if len(best) < len(groups) else ""
+        page.intervals(f"Against {names[0]}", _pictured(groups, names, best, measures[0]), other="", note=note)
+    tables, many = [table, *speedrun_tables(runs), *own_tables(runs)], len(paths) > MANY
+    few = groups_table(groups, paths, measures[:SHOWN], names if many else ())
     more = f" runs.csv has {len(measures) - SHOWN} more numbers of each." if len(measures) > SHOWN else ""
+    if many:
+        usual = ", ".join(said(path, value) for path, value in usual_values(groups, paths).items() if value is not None)
+        more += f" The usual, unless a row says another: {usual}. runs.csv has a column for each."
     for one in (replace(few, note=few.note + more), *tables[1:]):
         one.onto(page)
     page.heading("Learning curves")
-    series = {label(group, paths): mean_curve(run.curve("loss") for run in group.runs) for group in groups}
+    series = {names[i]: mean_curve(run.curve("loss") for run in groups[i].runs) for i in best}
     page.curves("loss", series, x="epoch", y="loss, mean over the seeds")
     page.heading("Where the numbers come from")
     page.details(f"{len(runs)} records", "\n".join(f"{run.path}: seed {run.seed}" for run in runs))
@@ -184,19 +240,28 @@ def report_runs(places: Sequence[Path], out: Path, *, where: Sequence[str] = (),
     return files
 
 
-def _lead(groups: Sequence[Group], paths: Sequence[str], measure: str) -> str:
-    means = [(mean.mean, group, mean) for group in groups if (mean := group.mean(measure))]
+def _best(groups: Sequence[Group], measure: str) -> list[int]:
+    """The first group, which others are compared to, and the best of the others: few enough to look at."""
+    means = {i: mean.mean for i, group in enumerate(groups) if i and (mean := group.mean(measure))}
+    best = range(len(groups)) if len(groups) <= PICTURED else sorted(means, key=lambda i: -means[i])[: PICTURED - 1]
+    return sorted({0, *best})
+
+
+def _lead(groups: Sequence[Group], names: Sequence[str], measure: str) -> str:
+    means = [
+        (mean.mean, name, mean) for group, name in zip(groups, names, strict=True) if (mean := group.mean(measure))
+    ]
     if not means:
         return ""
     _, best, mean = max(means, key=lambda found: found[0])
     reached = f"{measure.replace('_', ' ')} {shown(mean)}."
-    return f"Which did best? {label(best, paths)}: {reached}" if len(groups) > 1 else f"What was reached? {reached}"
+    return f"Which did best? {best}: {reached}" if len(groups) > 1 else f"What was reached? {reached}"
 
 
-def _pictured(groups: Sequence[Group], paths: Sequence[str], measure: str) -> list[Interval]:
+def _pictured(groups: Sequence[Group], names: Sequence[str], some: Sequence[int], measure: str) -> list[Interval]:
     rows = []
-    for group in groups[1:]:
-        if (found := _difference(group, groups[0], measure)) is not None:
+    for i in some[1:]:
+        if (found := _difference(groups[i], groups[0], measure)) is not None:
             bounds = None if found.low is None or found.high is None else (found.low, found.high)
-            rows.append(Interval(label(group, paths), shown(found), found.mean, bounds))
+            rows.append(Interval(names[i], shown(found), found.mean, bounds))
     return rows

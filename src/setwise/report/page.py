@@ -63,7 +63,8 @@ text{fill:var(--soft);font:12.5px system-ui,sans-serif}
 .line{fill:none;stroke-width:2;stroke-linejoin:round}
 .intervals{width:100%}
 .intervals th,.intervals td{border:0;padding:0 .65rem 0 0}
-.intervals .bar{width:60%;padding:0 1.2rem}
+.intervals tbody th{white-space:normal;line-height:1.3;padding:.1rem 0}
+.intervals .bar{width:52%;padding:0 1.2rem}
 .intervals .bar svg{display:block;width:100%;height:28px;overflow:visible}
 .intervals thead{display:none}
 .intervals .soft{margin:0}
@@ -93,8 +94,9 @@ pre{overflow-x:auto;font-size:.85rem}
 .scroll tr{padding:.3rem .6rem;border-top:1px solid var(--line)}
 .scroll tbody th,.scroll td{display:flex;gap:1rem;justify-content:space-between;border:0;padding:.05rem 0;
 white-space:normal!important;min-width:0!important;text-align:right;overflow-wrap:anywhere}
-.scroll tbody th{position:static;font-weight:600;text-align:left}.scroll td:not([data-c]){display:none}
-.scroll td::before{content:attr(data-c);color:var(--soft);text-align:left;overflow-wrap:normal}}
+.scroll tbody th{position:static;font-weight:600}.scroll td:not([data-c]){display:none}
+.scroll tbody [data-c]::before{content:attr(data-c);font-weight:400;color:var(--soft);text-align:left;
+overflow-wrap:normal}}
 @media (max-width:48rem){.wrap td:not(.n){min-width:11rem}
 .intervals thead{display:table-header-group}
 .intervals tr{display:grid;grid-template-columns:1fr auto;margin-bottom:.4rem}
@@ -215,18 +217,18 @@ class Page:
             for column in columns_of_cells
         ]
         kinds = [' class="n"' if flush else "" for flush in right]
-        tags = ["th", *["td"] * (len(columns) - 1)]
-        abouts = [' scope="row"', *(f' data-c="{escape(name)}"' for name in columns[1:])]
+        tags = ['th scope="row"', *["td"] * (len(columns) - 1)]
+        abouts = [f' data-c="{escape(name)}"' for name in columns]
         heads = [f'<th scope="col"{kind}>{escape(name)}</th>' for name, kind in zip(columns, kinds, strict=True)]
         look = ' class="wrap"' if wrap else ""
         above, below = ("", small(note)) if len(note) > LONG_NOTE else (small(note), "")
         lines = []
         for row in cells:
             values = [f' data-v="{_number(text)}"' if _number(text) else "" for text in row]
-            about = ["" if text in EMPTY else words for words, text in zip(abouts, row, strict=True)]
+            about = ["" if i and text in EMPTY else abouts[i] for i, text in enumerate(row)]
             parts = zip(tags, about, kinds, values, row, strict=True)
             lines.append(
-                "".join(f"<{tag}{words}{kind}{v}>{escape(text)}</{tag}>" for tag, words, kind, v, text in parts)
+                "".join(f"<{tag}{words}{kind}{v}>{escape(text)}</{tag[:2]}>" for tag, words, kind, v, text in parts)
             )
         self._parts.append(
             f'<figure>{caption_of(caption)}{above}<div class="scroll" tabindex="0" role="region" '
