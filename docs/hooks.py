@@ -18,6 +18,7 @@ from mkdocs.utils import get_relative_url
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
 REPORT = "results/report.html"
+WIDE = "---\nhide: [toc]\n---\n\n"  # for a page of tables, which then has the room of its contents
 CARD = "card.png"  # 1200 x 630: what a message shows that links here
 
 
@@ -69,7 +70,7 @@ def social_card(page: Page, site: str) -> str:
 
 def results_page(results: Path) -> tuple[str, str | None]:
     """The tables of ``setwise report`` from the records below ``results``, and its whole page; None without records."""
-    head = """# Results
+    head = f"""{WIDE}# Results
 
 Made from the records in `results/runs` when the site is built, by `setwise report`; [how to read it](how-to/report.md),
 [how to make them](how-to/reproduce.md).
@@ -80,7 +81,7 @@ Made from the records in `results/runs` when the site is built, by `setwise repo
     from setwise.paper.report import read_page
 
     page, found, _ = read_page(results)
-    tables = [table.brief().markdown() for table in found]
+    tables = [said_once(table.brief().markdown()) for table in found]
     tables = [re.sub(r"^\*\*(.*)\*\*$", r"## \1", table, count=1, flags=re.MULTILINE) for table in tables]
     link = "[The whole report](results/report.html), with its answer, learning curves and sources, is one page.\n\n"
     return head + link + "\n".join(tables), page.html()
@@ -132,6 +133,16 @@ def speed_records(folder: Path) -> str:
         ],
     )
     return f"{SPEED_LOOK}{look}</style>\n{speedrun_chart(tested)}\n\n{ours}\n{marks}"
+
+
+def said_once(table: str) -> str:
+    """The table without first cells that repeat the one above."""
+    lines, above = [], ""
+    for line in table.splitlines():
+        first, bar, rest = line.removeprefix("| ").partition(" | ")
+        lines.append(f"| {bar}{rest}" if bar and line.startswith("| ") and first == above else line)
+        above = first
+    return "\n".join(lines) + "\n"
 
 
 def _read(name: str) -> dict[str, Any]:
@@ -202,7 +213,7 @@ def benchmarks_page() -> str:
     one, two = (_read(f"views-cpu-{n}")["kornia / setwise"]["least"] for n in (1, 2))
     qaplib = _read("quadratic")
     mean = qaplib["mean"]
-    return f"""# Benchmarks
+    return f"""{WIDE}# Benchmarks
 
 Every number on this page is read from a record in `results/` when the site is built; `results/README.md` names the
 command that wrote each.

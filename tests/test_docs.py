@@ -402,6 +402,11 @@ def test_the_page_of_speed_records_is_made_of_the_records(tmp_path):
     assert "No record" not in shown
 
 
+def test_tables_say_a_label_once():
+    table = "| claim | n |\n| --- | --- |\n| a | 1 |\n| a | 2 |\n| b | 2 |\n\nA note | of a note.\n"
+    assert hooks().said_once(table) == table.replace("| a | 2 |", "|  | 2 |")
+
+
 def test_pages_name_real_recipes():
     for path in WRITTEN:
         for name in re.findall(
