@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import tracemalloc
+from html import escape
 from pathlib import Path
 
 import pytest
@@ -230,6 +231,7 @@ for (const svg of page.querySelectorAll("svg[role=img]")) {
 }
 said.answer = page.querySelector(".lead").getBoundingClientRect().bottom;
 said.tables = page.querySelectorAll("table").length;
+said.wider = [...page.querySelectorAll(".scroll")].filter(box => box.scrollWidth > box.clientWidth).length;
 said.charts = page.querySelectorAll("path.line[data-v]").length;
 """
 
@@ -237,10 +239,24 @@ said.charts = page.querySelectorAll("path.line[data-v]").length;
 def test_on_a_telephone(on_a_telephone, filled, tmp_path):
     said = on_a_telephone(report(filled, tmp_path)[0].read_text(), LOOK)
     assert said["answer"] < 450, "the answer ends on the first screen"
-    assert said["tables"] == 6
+    assert (said["tables"], said["wider"]) == (6, 0)
     # A chart of each of four losses; SimCLR's pairwise loss and its set-level term, two lines each, one of them empty.
     assert said["charts"] == 8 + 4
     assert said["cut"] == []
+
+
+def test_on_a_desk_no_table_is_wider_than_the_page(shown, keep, tmp_path):
+    names = ("held_out_accuracy", "test_accuracy", "quadratic_held_out_accuracy", "quadratic_test_accuracy", "rank1")
+    for seed in (1, 2, 3):
+        for end in ("infonce", "infonce-qare"):
+            keep(f"paper/cifar10-matching-{end}", seed, {name: 0.5 + seed**2 / 40 for name in names})
+    page = escape(report(tmp_path / "results", tmp_path)[0].read_text())
+    ask = """<script>onload = () => {
+      const boxes = [...document.querySelector("iframe").contentDocument.querySelectorAll(".scroll")];
+      document.title = boxes.map(box => box.scrollWidth <= box.clientWidth);
+    }</script>"""
+    title = shown(f'<iframe width=1300 height=900 srcdoc="{page}"></iframe>{ask}', "window-size=1400,1000")
+    assert re.search("<title>(.*)</title>", title)[1].split(",") == ["true"] * 4
 
 
 def test_spectra_sweeps_and_costs_on_a_telephone(on_a_telephone, looked, keep, tmp_path):
@@ -254,7 +270,7 @@ def test_spectra_sweeps_and_costs_on_a_telephone(on_a_telephone, looked, keep, t
     said = on_a_telephone(report(tmp_path / "results", tmp_path)[0].read_text(), LOOK)
     assert said["answer"] < 450
     # QARe's gains, claims, differences, six claims, Table 2 and 3, the sweep, the structure, two machines.
-    assert said["tables"] == 14
+    assert (said["tables"], said["wider"]) == (14, 0)
     # Three pictures of two losses with and without QARe, the sweep and its level, time and memory on two machines,
     # and the loss of four methods.
     assert said["charts"] == 12 + 2 + 12 + 4
