@@ -414,12 +414,14 @@ def evidence_labels(found: Found) -> str:
 
 
 def evidence_pairs(size: int, found: Found) -> str:
-    """Recall on so many pairs of sentences, as it comes and tuned, and what the best of three terms adds."""
+    """Recall on so many pairs of sentences, as it comes and tuned, and what the best term adds."""
     recalls, lines = recalls_of_pairs(), []
     for stage, words in (("untuned", "Temperature 0.05, 20 epochs"), ("tuned", "Each tuned in 24 trials")):
         plain = mean_std([*recalls[stage, size, "plain"].values()])
         best = max(gains_of_terms(stage)[size], key=lambda gain: gain.mean)
-        lines.append(f"- {words}: {size:,} pairs give {shown(plain)} %; the best of three terms adds {shown(best)}.")
+        lines.append(
+            f"- {words}: {size:,} pairs give {shown(plain)} %; the best of {len(BITEXT_TERMS)} terms adds {shown(best)}."
+        )
     return "\n".join(lines)
 
 
