@@ -420,7 +420,8 @@ def evidence_pairs(size: int, found: Found) -> str:
         plain = mean_std([*recalls[stage, size, "plain"].values()])
         best = max(gains_of_terms(stage)[size], key=lambda gain: gain.mean)
         lines.append(
-            f"- {words}: {size:,} pairs give {shown(plain)} %; the best of {len(BITEXT_TERMS)} terms adds {shown(best)}."
+            f"- {words}: {size:,} pairs give {shown(plain)} %; "
+            f"the best of {len(BITEXT_TERMS)} terms adds {shown(best)}."
         )
     return "\n".join(lines)
 
