@@ -278,6 +278,59 @@ def test_multi30k_in_groups(multi30k):
         sw.data.load_pairs("multi30k", multi30k, options={"group": -1})
 
 
+def test_a_column_names_the_sets_of_images_and_captions(photos):
+    path = photos / "captions.tsv"
+    lines = ["b\tred.png\tit is red", "a\tdeep/green.png\ta wood", "b\tblue.png\tthe sea", "b\tred.png\tit is blood"]
+    path.write_text("\n".join(["product\timage\tcaption", *lines]))
+    found = sw.data.load_pairs(path, options={"sets": "product"})
+    assert (found.sets.tolist(), found.labels) == ([0, 1, 0, 0], None)
+    assert found.first.take(torch.arange(4))[:, :, 0, 0].argmax(1).tolist() == [0, 1, 2, 0]
+    assert len(found.first.values) == 3, "stored once"
+    row = found.second.values[2]
+    assert row[row > 0].tolist() == Tokenizer().ids("the sea").tolist()
+    for content, message in (
+        ("red.png\tred\n", "expected 3 columns with a tab .* line 1, got 2"),
+        ("image\tcaption\tset\nred.png\tred\t1\n", r"expected the name 'product' of the column of sets in .*line 1"),
+        ("image\tcaption\tproduct\n", "expected a line for each pair below the header"),
+        (
+            "image\tcaption\tproduct\nred.png\tred\t1\n./red.png\tred\t2\n",
+            "expected an image in one set, got 'red.png' in another one in .* line 3",
+        ),
+    ):
+        path.write_text(content)
+        with pytest.raises(DataError, match=message):
+            sw.data.load_pairs(path, options={"sets": "product"})
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_halves_of_images_are_pairs(split):
+    whole = sw.data.load("digits", split=split)
+    found = sw.data.load_pairs("halves", split=split, options={"group": 100})
+    assert torch.equal(torch.cat([found.first.values, found.second.values], dim=3), whole.images)
+    assert (found.name, found.split, found.first.mean, found.second.std) == (
+        "digits-halves",
+        split,
+        whole.mean,
+        whole.std,
+    )
+    assert sw.data.load_pairs("halves", split=split).sets is None
+    if split == "test":
+        assert found.sets is None
+    else:
+        assert found.sets.bincount().tolist() == [100] * 12 + [97]
+        assert found.sets.tolist() == sorted(found.sets.tolist())
+
+
+def test_halves_of_what_has_none(multi30k):
+    for options, message in (
+        ({"of": "multi30k"}, "expected the data set to halve to be one of .*digits.*, got 'multi30k'"),
+        ({"of": "halves"}, "expected the data set to halve"),
+        ({"group": -1}, "expected group to be None or a positive integer, got -1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            sw.data.load_pairs("halves", multi30k, options=options)
+
+
 def test_captions_that_are_not_right(photos):
     path = photos / "captions.tsv"
     (photos / "broken.png").write_bytes(b"no picture")

@@ -18,10 +18,12 @@ import setwise as sw
 from setwise.cli import main
 from setwise.data import PairSet, Side
 from setwise.evaluation.retrieval import pair_retrieval
+from setwise.front import compose
 from setwise.paper.recipes import recipe as recipe_by_name
-from setwise.runs.pairs import pair_data
+from setwise.recipe import Recipe
+from setwise.runs.pairs import embed_pairs, evaluate_pairs, pair_data
 from setwise.training import checkpoint
-from setwise.training.engine import Engine
+from setwise.training.engine import Engine, untrained
 from setwise.training.errors import Interrupted
 
 RECIPE = recipe_by_name("pairs/multi30k-bag-infonce")
@@ -285,6 +287,47 @@ def test_a_stopped_run_on_several_captions_ends_as_if_it_had_not(photos, tmp_pat
     plain = replace(sw.data.load_pairs(photos), labels=None)
     other = sw.pretrain(plain, changes=changes | {"objective.loss": "triplet"}, device="cpu", out=tmp_path / "other")
     assert len(other.embed_pairs(photos, device="cpu")[0]) == 120, "a loss without labels is no hindrance"
+
+
+def test_photos_and_captions_of_products_from_the_command_line(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos").mkdir()
+    draw, lines = random.Random(0), ["image\tcaption\tproduct"]
+    for k in range(48):
+        Image.new("RGB", (8, 8), tuple(draw.randrange(256) for _ in range(3))).save(tmp_path / "photos" / f"{k}.png")
+        lines += [f"{k}.png\tit is {k} {more}\tproduct {k % 24}" for more in ("now", "still")]
+    (tmp_path / "photos/captions.tsv").write_text("\n".join(lines))
+    command = ["pretrain", "--method", "pairs", "photos/captions.tsv", "--data.sets", "product", "--device", "cpu"]
+    main([*command, "--encoder", "conv4", "--epochs", "1", "--batch", "16", "--lr", "0.01", "--data.validation", "12"])
+    said = capsys.readouterr().out
+    assert "photos: 84 pairs to train on" in said
+    assert "training knows their 21 sets of 4 to 4 pairs, and not the pairs" in said
+    record = json.loads((tmp_path / "runs/photos/seed-1/record.json").read_text())
+    assert (record["data"]["test"], record["recipe"]["data"]["sets"]) == (12, "product"), "whole products are held out"
+    recipe = Recipe.read(record["recipe"]).changed({"data.source": str(tmp_path / "photos/captions.tsv")})
+    train, test = pair_data(recipe, None)
+    assert not set(train.sets.tolist()) & set(test.sets.tolist())
+    method = untrained(recipe, train, 1)
+    z_a, z_b = embed_pairs(method, test, torch.device("cpu"))
+    pictures = test.first.rows
+    first = torch.tensor([int((pictures == k).nonzero()[0]) for k in pictures.unique()])
+    scores = torch.nn.functional.normalize(z_a) @ torch.nn.functional.normalize(z_b).T
+    there = [bool((pictures[scores[k].topk(5).indices] == pictures[k]).any()) for k in first]
+    back = [
+        bool((pictures[first[row.topk(5).indices]] == pictures[k]).any()) for k, row in enumerate(scores.T[:, first])
+    ]
+    found = evaluate_pairs(method, test, torch.device("cpu"))
+    assert found["recall5_first_to_second"] == pytest.approx(np.mean(there)), "any caption of the image"
+    assert found["recall5_second_to_first"] == pytest.approx(np.mean(back))
+
+
+def test_halves_by_their_recipe(tmp_path):
+    changes = {"epochs": 2, "data.instances": 400, "method.truth": "one-to-one"}
+    run = sw.pretrain(recipe="pairs/digits-halves-resnet8-infonce-sets", changes=changes, out=tmp_path, device="cpu")
+    assert (run.recipe.data.options["group"], run.record["data"]["name"]) == (8, "digits-halves")
+    assert run.record["final"]["recall10"] > 0.06, "by chance 0.02"
+    by_name = compose(None, {"data.source": "halves", "method": "pairs"})
+    assert by_name.name == "pairs/digits-halves-resnet8-infonce"
 
 
 @pytest.fixture

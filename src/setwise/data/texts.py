@@ -143,6 +143,23 @@ def read_columns(path: Path, columns: int) -> Iterator[tuple[str, list[str]]]:
         raise DataError(f"expected a line for each text in {path}, got an empty file")
 
 
+def read_sets(path: Path, column: str) -> Iterator[tuple[str, list[str], int]]:
+    """Of each line below the header: where it stands, two texts, and the number of its set, which ``column`` names.
+
+    There are three columns. Lines with the same text in that one are a set.
+    """
+    lines, numbers = read_columns(path, 3), dict[str, int]()
+    where, header = next(lines)
+    if column not in header:
+        raise DataError(f"expected the name {column!r} of the column of sets in {where}, got {header}; add a header")
+    place = header.index(column)
+    for where, texts in lines:
+        number = numbers.setdefault(texts.pop(place), len(numbers))
+        yield where, texts, number
+    if not numbers:
+        raise DataError(f"expected a line for each pair below the header of {path}, got none")
+
+
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     """The lines of a text file, numbered from 1, without their ends; an error says which line is broken."""
     with open_plain(path) as plain, closing(gzip.GzipFile(fileobj=plain) if path.suffix == ".gz" else plain) as file:

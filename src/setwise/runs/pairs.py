@@ -113,7 +113,8 @@ def evaluate_pairs(method: Pairs, pairs: PairSet, device: torch.device) -> dict[
     similarity: Any = getattr(method.pairwise, "similarity", "cosine")  # of a loss of your own
     items = pairs.first.rows, pairs.second.rows
     z_a, z_b = embed_pairs(method, pairs, device)
-    return pair_retrieval(z_a, z_b, labels=pairs.labels, items=items, similarity=similarity)
+    labels = pairs.labels if pairs.sets is None else pairs.first.rows  # of an image with several captions
+    return pair_retrieval(z_a, z_b, labels=labels, items=items, similarity=similarity)
 
 
 @torch.no_grad()

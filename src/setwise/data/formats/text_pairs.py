@@ -11,7 +11,7 @@ import setwise.register as register
 from setwise.checks import check_option
 from setwise.data.api import DataError
 from setwise.data.pairs import PairSet, Side
-from setwise.data.texts import IdRows, Tokenizer, read_columns, read_ids
+from setwise.data.texts import IdRows, Tokenizer, read_ids, read_sets
 
 NAME = "text-pairs"
 
@@ -46,19 +46,11 @@ def text_pairs(
 
 def _in_sets(path: Path, column: str, tokenizer: Tokenizer) -> PairSet:
     """The pairs of the two other columns, and the set of each."""
-    lines = read_columns(path, 3)
-    where, header = next(lines)
-    if column not in header:
-        raise DataError(f"expected the name {column!r} of the column of sets in {where}, got {header}; add a header")
-    place = header.index(column)
-    ids = [IdRows(tokenizer, 2) for _ in range(2)]
-    numbers, rows = dict[str, int](), array("q")
-    for where, texts in lines:
-        rows.append(numbers.setdefault(texts.pop(place), len(numbers)))
+    ids, numbers = [IdRows(tokenizer, 2) for _ in range(2)], array("q")
+    for where, texts, number in read_sets(path, column):
+        numbers.append(number)
         for side, text in zip(ids, texts, strict=True):
             side.add(text, where)
-    if not rows:
-        raise DataError(f"expected a line for each pair below the header of {path}, got none")
     first, second = (Side(side.matrix(), tokenizer.vocabulary) for side in ids)
-    sets = torch.tensor(rows, dtype=torch.int64, device="cpu")
+    sets = torch.tensor(numbers, dtype=torch.int64, device="cpu")
     return PairSet(path.stem, "train", first, second, sets=sets)
