@@ -43,8 +43,9 @@ PAIRS = {  # of pairs, by what their first side is made of
     "ids": "pairs/multi30k-bag-infonce",
     "features": "pairs/feature-pairs-mlp-infonce",
     "images": "pairs/captions-resnet18-infonce",
+    "halves": "pairs/digits-halves-resnet8-infonce",
 }
-FILES = {"feature-pairs": "features", "captions": "images"}  # kinds of files, where these are not ids
+FILES = {"feature-pairs": "features", "captions": "images", "halves": "halves"}  # kinds of sources that are not ids
 Place = str | os.PathLike[str]
 LoggerChoice = str | Mapping[str, object]  # its name, or a table of "name" and its options
 

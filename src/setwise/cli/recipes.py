@@ -24,6 +24,8 @@ NAMES = """Recipes by name. `setwise recipes NAME` prints one as a file, `setwis
   pairs/multi30k-bag-infonce      two encoders: sentences and their translations; your own texts begin with it
       also -sets, which knows sets of 32 that belong together and no pairs
       also feature-pairs-mlp-infonce, captions-resnet18-infonce, for your own files
+  pairs/cifar10-halves-conv4-infonce, digits-halves-resnet8-infonce
+      left and right halves of images; also -sets
   speedrun/cifar10                the speed record's, for `setwise speedrun`; speedrun/digits-resnet8 to try it on a CPU
 
 What a recipe is made of. Each of these is an option of `setwise pretrain`, as in --encoder resnet18 --term gap=10.

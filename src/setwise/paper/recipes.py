@@ -5,7 +5,8 @@
     modern/cifar10-resnet18-...     as today's libraries train on CIFAR-10, with and without a set-level term; byol,
                                     simsiam, mocov3, swav, dino and many-patches on CIFAR-100 too
     paper/DATA-matching-LOSS        instance matching (Table 1), plain and -qare; setwise/...-gap and -control are ours
-    pairs/...                       two encoders: texts, feature vectors, images with captions; yours begin with these
+    pairs/...                       two encoders: texts, feature vectors, images with captions, halves of images; yours
+                                    begin with these
     speedrun/...                    the speed record's, `setwise speedrun`
 
 A name is a key and nothing more. Behind it stands a ``Cell``, from which ``recipe`` composes the recipe.
@@ -241,6 +242,27 @@ PAIRS: dict[str, Tree] = {
         "head": {"out": 128},
         "epochs": 50,
     },
+    # Halves of images, as they are: colours and edges that go on are what they have in common.
+    "cifar10-halves": {
+        "about": "left halves of photos find their right halves",
+        "data": {"source": "halves", "of": "cifar10"},
+        "method": {"name": "pairs", "head": "linear"},
+        "epochs": 20,
+        "optimizer": {"name": "adam", "lr": 3e-3},
+    },
+    "digits-halves": {
+        "about": "left halves of digits find their right halves",
+        "data": {"source": "halves", "of": "digits"},
+        "method": {"name": "pairs", "head": "linear"},
+        "epochs": 20,
+        "batch": 64,
+        "optimizer": {"name": "adam", "lr": 3e-3},
+    },
+}
+KNOWN_SETS = {  # the size of the sets, and what finds what
+    "multi30k": (32, "sentences find their translations"),
+    "cifar10-halves": (32, "left halves of photos find their right halves"),
+    "digits-halves": (8, "left halves of digits find their right halves"),
 }
 
 
@@ -256,8 +278,9 @@ def _pairs(cell: Cell) -> Recipe:
     }
     found = Recipe.read(base | PAIRS[cell.data])
     if cell.term == "sets":
-        about = "sentences find their translations, though training knows only sets of 32 that belong together"
-        found = found.changed({"data.group": 32, "about": about})
+        size, what = KNOWN_SETS[cell.data]
+        about = f"{what}, though training knows only sets of {size} that belong together"
+        found = found.changed({"data.group": size, "about": about})
     return found
 
 
@@ -307,8 +330,9 @@ def _all() -> list[Cell]:
         for base in OWN_LOSS
     ]
     encoders = {"multi30k": "bag", "feature-pairs": "mlp", "captions": "resnet18"}
+    encoders |= {"cifar10-halves": "conv4", "digits-halves": "resnet8"}
     cells += [Cell("pairs", "pairs", data, encoder, "infonce") for data, encoder in encoders.items()]
-    cells.append(Cell("pairs", "pairs", "multi30k", "bag", "infonce", "sets"))
+    cells += [Cell("pairs", "pairs", data, encoders[data], "infonce", "sets") for data in KNOWN_SETS]
     cells += [Cell("speedrun", "speedrun", *place, "") for place in SPEEDRUN]
     for data in MATCHING_DATA:
         encoder = "resnet8" if data == "digits" else "resnet18"  # a small one, for a CPU

@@ -14,13 +14,14 @@ from setwise.data.formats import (
     digits,
     feature_pairs,
     folder,
+    halves,
     multi30k,
     text_pairs,
     tiny_imagenet,
 )
 from setwise.data.formats.listing import has_images, has_train
 
-__all__ = ["PUBLISHED", "digits", "kind_of_path", "recognise"]
+__all__ = ["PUBLISHED", "digits", "halves", "kind_of_path", "recognise"]
 
 PUBLISHED: dict[str, Published] = {
     one.name: one for one in (*cifar.PUBLISHED.values(), tiny_imagenet.PUBLISHED, cuhk03.PUBLISHED, multi30k.PUBLISHED)
