@@ -17,24 +17,20 @@ fourth of the twelve settings from the second on, so that four processes share t
 from __future__ import annotations
 
 import argparse
-import gc
-import json
-import platform
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from setwise.locks import locked
+from setwise.methods import Pairs
 from setwise.paper.recipes import recipe as recipe_by_name
-from setwise.paper.tuning import radical_inverse
+from setwise.paper.tuning import between, radical_inverse
 from setwise.recipe import Recipe
 from setwise.records.statistics import mean_std, paired_difference
 from setwise.runs import choose_device
 from setwise.runs.pairs import evaluate_pairs, pair_data
-from setwise.training.checkpoint import write_text
-from setwise.training.engine import Engine
+from trials import Results, trained
 
 TRIALS = 24
 SKIP = 20  # the first points of the sequence lie on a line
@@ -51,11 +47,6 @@ TERMS = {
 UNTUNED = {"objective.temperature": 0.05, "epochs": 20}
 SEED, SEEDS = 1, range(11, 21)  # of the trials, of the tests
 MEASURE = "recall1"
-
-
-def between(low: float, high: float, share: float) -> float:
-    """A number between two, even in its logarithm, of two digits."""
-    return float(f"{low * (high / low) ** share:.2g}")
 
 
 def trial(size: int, term: str, number: int) -> dict[str, Any]:
@@ -86,37 +77,12 @@ def base(size: int, second: str, split: str) -> Recipe:
 def run(recipe: Recipe, seed: int, root: Path, device: torch.device) -> dict[str, Any]:
     """Train and test, without files."""
     train, test = pair_data(recipe, root)
+    method, about = trained(recipe, train, seed, device)
+    assert isinstance(method, Pairs)
     began = time.perf_counter()
-    engine = Engine(recipe, train, seed=seed, device=device)
-    ready = time.perf_counter()
-    for epoch in range(recipe.epochs):
-        engine.begin(epoch)
-        for _ in range(engine.steps):
-            engine.step()
-    loss = engine.means()["loss"]
-    trained = time.perf_counter()
-    final = evaluate_pairs(engine.method, test, device)  # type: ignore[arg-type]
-    seconds = {"prepare": ready - began, "train": trained - ready, "evaluate": time.perf_counter() - trained}
-    del engine
-    gc.collect()  # its graphs refer to it
-    return {"final": final, "loss": loss, "seconds": {name: round(x, 3) for name, x in seconds.items()}}
-
-
-class Results:
-    """The file of all runs by their keys, which several processes write."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
-
-    def read(self) -> dict[str, Any]:
-        """All runs so far."""
-        return json.loads(self.path.read_text()) if self.path.exists() else {}
-
-    def add(self, key: str, one: dict[str, Any]) -> None:
-        """Keep a run."""
-        with locked(self.path.with_suffix(".lock"), option="--out", wait=True):
-            write_text(self.path, json.dumps(self.read() | {key: one}, indent=1, sort_keys=True) + "\n")
+    final = evaluate_pairs(method, test, device)
+    about["seconds"]["evaluate"] = round(time.perf_counter() - began, 3)
+    return about | {"final": final}
 
 
 def tune_and_test(args: argparse.Namespace, size: int, term: str, results: Results) -> None:
@@ -128,9 +94,8 @@ def tune_and_test(args: argparse.Namespace, size: int, term: str, results: Resul
         found = results.read().get(key)
         if found is None:
             recipe = base(size, args.second, "val" if stage == "trial" else "test").changed(changes)
-            where = {"device": torch.cuda.get_device_name() if device.type == "cuda" else platform.machine()}
             about = {"pairs": size, "term": term, "stage": stage, "seed": seed, "changes": changes}
-            found = about | where | {"torch": torch.__version__} | run(recipe, seed, args.root, device)
+            found = about | run(recipe, seed, args.root, device)
             results.add(key, found)
             print(f"{key:48} {100 * found['final'][MEASURE]:6.2f}  {found['seconds']}", flush=True)
         return float(found["final"][MEASURE])
