@@ -46,7 +46,8 @@ class Pairs(Method):
     ``shared``: one encoder and one head for both. ``head``: the recipe's with a hidden layer ("mlp"), one linear layer,
     or none. ``learn_temperature`` starts at the objective's and stays from ``least`` to ``most``.
     Where only sets are known, ``truth``, ``price`` and ``structure`` are those of ``Sets``, see
-    ``setwise.losses.sets``. The truth is "same" until the share ``anneal`` of training is done.
+    ``setwise.losses.sets``. Until the share ``anneal`` of training is done, the truth is "same" and there is no price:
+    with one from the first step, encoders that keep all items apart have no loss, and learn just that.
     """
 
     def __init__(
@@ -124,7 +125,7 @@ class Pairs(Method):
         z_a, z_b = self.embed(encoded)
         known: dict[str, Any] = {"labels": batch.labels} if self.labelled else {}
         if self.in_sets:
-            known["sets"] = self._known_sets(cast(Tensor, batch.sets), cast(Truth, batch.phase or "same"))
+            known["sets"] = self._known_sets(cast(Tensor, batch.sets), bool(batch.phase))
         if isinstance(self.loss, SetContrastive):
             terms = self.loss.terms(z_a, z_b, features=encoded if self.loss.on == "features" else None, **known)
         else:
@@ -133,15 +134,13 @@ class Pairs(Method):
             terms["temperature"] = self.pairwise.temperature.detach()
         return terms
 
-    def phase(self, step: int, total: int) -> Truth:
-        """The truth of the next step."""
-        return self.truth if step >= self.anneal * total else "same"
+    def phase(self, step: int, total: int) -> bool:
+        """Whether the next step has the truth and the price. Without these it knows the sets alone."""
+        return (self.truth != "same" or self.price is not None) and step >= self.anneal * total
 
-    def _known_sets(self, ids: Tensor, truth: Truth) -> KnownSets:
-        """The sets of both sides, with the truth of this step; as a plain pair where that says it all."""
-        return (
-            (ids, ids) if truth == "same" and self.price is None else Sets(ids, ids, truth, self.price, self.structure)
-        )
+    def _known_sets(self, ids: Tensor, late: bool) -> KnownSets:
+        """The sets of both sides, with truth and price where these have begun."""
+        return Sets(ids, ids, self.truth, self.price, self.structure) if late else (ids, ids)
 
     def groups(self) -> list[dict[str, Any]]:
         """All parameters; a learned temperature has no weight decay."""
