@@ -156,6 +156,13 @@ def test_it_goes_on_where_it_was_stopped(study, multi30k, tmp_path, monkeypatch,
     both = json.loads(out.read_text())
     assert (len(both), {key: both[key] for key in first}) == (6, first), "nothing is done twice"
     assert ran() == ""
+    other = both | {
+        "en-de/8/plain/same/tuned/seed-11": both["en-de/8/plain/same/tuned/seed-11"] | {"changes": {"a": 1}}
+    }
+    out.write_text(json.dumps(other))
+    assert "same/tuned" in ran(), "another trial had won"
+    again = json.loads(out.read_text())
+    assert [one["final"] for one in again.values()] == [one["final"] for one in both.values()]
     tested = both["en-de/8/plain/same/tuned/seed-11"]
     trials = [both[f"en-de/8/plain/same/trial/{k:02}"] for k in (1, 2)]
     best = max(trials, key=lambda one: one["final"]["recall1"])
@@ -180,7 +187,7 @@ def test_every_setting_has_a_recipe(study):
     assert {setting.group for setting in study.settings("size")} == {1, 8, 32, 64, 128, 256}
     for setting in filter(study.known, every):
         for stage in ("trial", "tuned"):
-            recipe = study.base(setting, stage).changed(study.trial(setting, 1))
+            recipe = study.base(setting, stage).changed(study.trial(setting, 2))
             assert isinstance(recipe, Recipe)
             assert recipe.batch >= 2 * setting.group
             assert (recipe.method.options["price"] is not None) == setting.priced
