@@ -46,7 +46,6 @@ import setwise.register as register
 from setwise.data import PairSet
 from setwise.evaluation.retrieval import MOST, pair_retrieval
 from setwise.losses.options import Truth
-from setwise.losses.sets import partners_inside
 from setwise.methods import Pairs
 from setwise.paper.recipes import recipe as recipe_by_name
 from setwise.paper.tuning import between, radical_inverse
@@ -95,7 +94,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "assignment-sparse": {"objective": ONE_TO_ONE | {"smoothing": "sparsemap", "temperature": 0.1}},
 }
 TRUTHS = ("same", "hard", "one-to-one")
-CAPTURED = ("same",)  # without a price: the only way that knows the same at every step
+UNCAPTURED = ("quadratic", "assignment-entropy", "assignment-sparse")  # ways that wait for the CPU
 SCENES: dict[str, dict[str, Any]] = {
     "cold": {"method.anneal": 0.0},  # the truth from the first step
     "weak": {"data.vocabulary": 512, "encoder.features": 16},
@@ -248,8 +247,8 @@ def measured(z_a: Tensor, z_b: Tensor, setting: Setting) -> dict[str, Any]:
 
 def alone_found(a: Tensor, b: Tensor, lines: Lines, price: float) -> list[float]:
     """Precision and recall of "no partner", of both sides together."""
-    partners = partners_inside(a, b, lines.sets, lines.sets, "cosine", price)  # as sw.align, without confidences
-    said = torch.cat([partner < 0 for partner in partners])
+    partner = sw.align(a, b, sets=(lines.sets, lines.sets), price=price).partner
+    said = torch.cat([partner < 0, ~torch.isin(torch.arange(len(b)), partner)])
     true = ~torch.cat([torch.isin(lines.first, lines.second), torch.isin(lines.second, lines.first)])
     right = int((said & true).sum())
     return [round(right / max(1, int(x.sum())), 4) for x in (said, true)]
@@ -261,7 +260,7 @@ def run(setting: Setting, stage: str, changes: dict[str, Any], seed: int, root: 
     train, test = loaded(setting.data, setting.scene, stage, root)
     lines = lines_in_sets(len(train), setting.group, missing=setting.missing, wrong=setting.wrong)
     pairs = in_sets(train, lines, seed=recipe.data.split_seed)
-    method, about = trained(recipe, pairs, seed, device, capture=setting.way in CAPTURED and not setting.priced)
+    method, about = trained(recipe, pairs, seed, device, capture=setting.way not in UNCAPTURED)
     assert isinstance(method, Pairs)
     if len(test) > MOST:
         test = test.select(torch.arange(MOST) * len(test) // MOST, split=test.split)
