@@ -97,7 +97,7 @@ TRUTHS = ("same", "hard", "one-to-one")
 UNCAPTURED = ("quadratic", "assignment-entropy", "assignment-sparse")  # ways that wait for the CPU
 SCENES: dict[str, dict[str, Any]] = {
     "cold": {"method.anneal": 0.0},  # the truth from the first step
-    "weak": {"data.vocabulary": 512, "encoder.features": 16},
+    "weak": {"data.vocabulary": 4096, "encoder.features": 32},
 }
 
 
