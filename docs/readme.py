@@ -475,7 +475,7 @@ SETS_WAYS = {
 }
 SETS_SCENES = {"cold": "from the first step", "weak": "weak encoders"}
 SETS_STAGES = {
-    "tuned": "Temperature, epochs and price chosen for each way, in as many trials on validation data",
+    "tuned": "Temperature, epochs and price chosen for each way, in {trials} trials on validation data",
     "untuned": "With the recipe's own numbers, nothing tuned",
 }
 SETS_MEASURES = {"recall1": "recall@1, %", "aligned": "partners found inside sets, %"}
@@ -525,19 +525,26 @@ def runs_of_sets(stage: str) -> dict[SetsRow, Ways]:
 
 def known_sets(found: Found) -> str:
     """Which truth is best where only sets are known: what there is of benchmarks/sets_study.py's runs."""
-    parts = []
+    parts, trials = [], runs_of_sets("trial")
+    made = _from_to(len(runs) for ways in trials.values() for runs in ways.values())
     for stage, about in SETS_STAGES.items():
         rows = runs_of_sets(stage)
         if not rows:
             continue
         names = {run["device"] for ways in rows.values() for runs in ways.values() for run in runs}
         where = ", ".join(sorted(name if "NVIDIA" in name else f"CPU, {name}" for name in names))
-        parts.append(f"{about} ({where}):")
+        parts.append(f"{about.format(trials=made)} ({where}):")
         for kind in ("plain", "missing", "wrong", "other"):
             some = {row: ways for row, ways in rows.items() if row.kind == kind}
             parts += [_sets_table(some, measure) for measure in SETS_MEASURES]
-        parts.append(_alone_table(rows, runs_of_sets("trial")))
+        parts.append(_alone_table(rows, trials))
     return "\n\n".join(filter(None, parts)) or "Not run yet: `python benchmarks/sets_study.py` makes the runs."
+
+
+def _from_to(counts: Iterable[int]) -> str:
+    """The least and the most of some counts: "3", or "3 to 10"."""
+    some = sorted(set(counts)) or [0]
+    return " to ".join(map(str, dict.fromkeys((some[0], some[-1]))))
 
 
 def _name(way: Way) -> str:
@@ -559,8 +566,7 @@ def _sets_table(rows: dict[SetsRow, Ways], measure: str) -> str:
         if not values.get(same):
             continue
         gains = [paired_difference(values.get(a, {}), values.get(b, {})) for a, b in compared]
-        counts = sorted({len(values[same]), *(gain.n for gain in gains if gain is not None)})
-        seeds = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
+        seeds = _from_to([len(values[same]), *(gain.n for gain in gains if gain is not None)])
         table.append([str(row), seeds, mean_std([*values[same].values()]), *gains])
     columns = [SETS_MEASURES[measure], "seeds", _name(same)]
     columns += [f"{_name(a)} adds" if b == same else f"{_name(a)} − {_name(b)}" for a, b in compared]

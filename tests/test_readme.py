@@ -179,7 +179,12 @@ def test_a_part_of_the_runs_on_sets_is_shown(readme, tmp_path, monkeypatch):
     (tmp_path / "sets.json").write_text(json.dumps(runs))
     text = readme.known_sets([])
     assert check_tables_of_sets(text, runs) == 6, "three gains, of both measures"
-    assert ("sets of 64" in text, "3 to 4" in text, "(one seed)" in text) == (False, True, True)
+    assert ("sets of 64" in text, "1 to 4" in text, "(one seed)" in text, "in 3 trials" in text) == (
+        False,
+        True,
+        True,
+        True,
+    )
     chosen = next(run for run in runs.values() if run["stage"] == "trial" and run["changes"] == {"epochs": 4})
     f1 = {price: 2 / (1 / p + 1 / r) for price, (p, r) in chosen["final"]["alone"].items()}
     best = max(f1, key=f1.get)
