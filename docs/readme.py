@@ -554,10 +554,11 @@ def _name(way: Way) -> str:
 def _sets_table(rows: dict[SetsRow, Ways], measure: str) -> str:
     """The measure of "same", and what the other ways add to it, seed by seed; "" where there is none."""
     table: list[list[Cell]] = []
-    same, hard, one = (("same", False), ("hard", False), ("one-to-one", False))
+    same, hard, one, quadratic = ((name, False) for name in ("same", "hard", "one-to-one", "quadratic"))
     present = {way for ways in rows.values() for way in ways}
     others = [(name, priced) for name in SETS_WAYS for priced in (False, True) if (name, priced) in present - {same}]
-    compared = [(way, same) for way in others] + ([(one, hard)] if {one, hard} <= present else [])
+    compared = [(way, same) for way in others]
+    compared += [pair for pair in ((one, hard), (quadratic, one)) if present.issuperset(pair)]
     for row, ways in rows.items():
         values = {
             way: {run["seed"]: 100 * run["final"][measure] for run in runs if measure in run["final"]}
