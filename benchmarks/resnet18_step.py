@@ -116,7 +116,7 @@ def step_of(way: Way, recipe: Recipe, data: ImageSet, device: torch.device, back
         method.encoder.compile(**options)
 
     def network(views: Tensor, batch: Batch) -> dict[str, Tensor]:
-        features = torch.unflatten(method.encoder(views), 0, (method.count, -1)).transpose(0, 1)
+        features = torch.unflatten(method.encoder(views), 0, (method.crops.count, -1)).transpose(0, 1)
         return method.compare((features,), batch)
 
     if way.compile == "network":
@@ -129,7 +129,7 @@ def step_of(way: Way, recipe: Recipe, data: ImageSet, device: torch.device, back
         batch = Batch(pixels[samples], samples, samples, number, number, dtype, way.channels_last)
         optimizer.zero_grad()
         with torch.autocast(device.type, torch.bfloat16, enabled=way.bf16 and on_gpu):
-            terms = network(batch.view(method.views, count=method.count), batch)
+            terms = network(batch.view(method.views, count=method.crops.count), batch)
         terms["loss"].backward()
         optimizer.step()
         number.add_(1)  # other views in each step

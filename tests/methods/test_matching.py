@@ -109,7 +109,9 @@ def test_an_epoch_over_shots_is_that_many_passes_over_identities(drop_last):
     seen = [[], []]
     for engine, steps in zip(engines, seen, strict=True):
         draw = engine.batch
-        engine.batch = lambda samples, images=None, draw=draw, steps=steps: steps.append(draw(samples)) or steps[-1]
+        engine.batch = lambda samples, images=None, phase=None, draw=draw, steps=steps: (
+            steps.append(draw(samples)) or steps[-1]
+        )
         for epoch in range(engine.recipe.epochs):
             engine.begin(epoch)
             for _ in range(engine.steps):
