@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
 import setwise.register as register
@@ -30,10 +30,15 @@ class BYOL(Method):
     def __init__(self, parts: Parts, *, momentum: float = 0.99, predictor: int = 256) -> None:
         super().__init__()
         check_momentum(momentum)
-        out = parts.recipe.head.out
-        self.encoder, self.head, self.views, self.terms = parts.encoder, parts.head(), parts.views, parts.terms()
-        self.predictor, self.momentum = projection_head(out, predictor, out), momentum
+        self.encoder, self.views, self.terms = parts.encoder, parts.views, parts.terms()
+        self.head, self.predictor = self.heads(parts, predictor)
+        self.momentum = momentum
         self.target_encoder, self.target_head = frozen_copy(self.encoder), frozen_copy(self.head)
+
+    def heads(self, parts: Parts, predictor: int) -> tuple[nn.Module, nn.Module]:
+        """The head, and the predictor behind it."""
+        out = parts.recipe.head.out
+        return parts.head(), projection_head(out, predictor, out)
 
     def encode(self, batch: Batch) -> tuple[Tensor, ...]:
         """The features of both views, and the copy's, [B, 2, F] each."""

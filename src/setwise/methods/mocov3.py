@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import setwise.register as register
 from setwise.encoders import normed_head
@@ -11,7 +11,6 @@ from setwise.losses.modules import InfoNCE
 from setwise.losses.parallel import Processes, distributed
 from setwise.methods.byol import BYOL
 from setwise.methods.method import Parts
-from setwise.methods.momentum import frozen_copy
 
 
 @register.method(
@@ -25,11 +24,13 @@ class MoCoV3(BYOL):
 
     def __init__(self, parts: Parts, *, momentum: float = 0.99, predictor: int = 256, temperature: float = 0.2) -> None:
         super().__init__(parts, momentum=momentum, predictor=predictor)
-        hidden, out = parts.recipe.head.hidden, parts.recipe.head.out
-        self.head = normed_head((parts.features, hidden, out), norm_last=True)
-        self.predictor = normed_head((out, predictor, out))
-        self.target_head = frozen_copy(self.head)
         self.contrast, self.temperature = InfoNCE(temperature), temperature
+
+    def heads(self, parts: Parts, predictor: int) -> tuple[nn.Module, nn.Module]:
+        """The head, and the predictor behind it."""
+        hidden, out = parts.recipe.head.hidden, parts.recipe.head.out
+        head = normed_head((parts.features, hidden, out), norm_last=True)
+        return head, normed_head((out, predictor, out))
 
     def own(self, predictions: Tensor, targets: Tensor) -> Tensor:
         """The loss of the predictions [2B, E] of both views."""
