@@ -19,7 +19,8 @@ NAMES = {words: name for name, words in WORDS.items()} | {"ResNet-32": "resnet32
 
 
 @pytest.fixture
-def readme():
+def readme(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs")  # as for a script
     spec = importlib.util.spec_from_file_location("readme", ROOT / "docs" / "readme.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
