@@ -165,7 +165,11 @@ def labels(groups: Sequence[Group], paths: Sequence[str]) -> list[str]:
     found = []
     for group in groups:
         pairs = zip(paths, group.values, strict=True)
-        words = [said(path, value) for path, value in pairs if path not in usual or repr(value) != repr(usual[path])]
+        words = [
+            field_in_words(path, value)
+            for path, value in pairs
+            if path not in usual or repr(value) != repr(usual[path])
+        ]
         found.append(", ".join(words) or ("the usual" if usual else "all"))
     return found
 
@@ -179,7 +183,7 @@ def usual_values(groups: Sequence[Group], paths: Sequence[str]) -> dict[str, Any
     return usual
 
 
-def said(path: str, value: Any) -> str:
+def field_in_words(path: str, value: Any) -> str:
     """A field and its value in words."""
     name = _name_of(path)
     return f"no {name}" if value is None else f"{name} {value:g}" if _is_number(value) else f"{name} {value}"
@@ -218,7 +222,9 @@ def report_runs(places: Sequence[Path], out: Path, *, where: Sequence[str] = (),
     few = groups_table(groups, paths, measures[:SHOWN], names if many else ())
     more = f" runs.csv has {len(measures) - SHOWN} more numbers of each." if len(measures) > SHOWN else ""
     if many:
-        usual = ", ".join(said(path, value) for path, value in usual_values(groups, paths).items() if value is not None)
+        usual = ", ".join(
+            field_in_words(path, value) for path, value in usual_values(groups, paths).items() if value is not None
+        )
         more += f" The usual, unless a row says another: {usual}. runs.csv has a column for each."
     for one in (replace(few, note=few.note + more), *tables[1:]):
         one.onto(page)

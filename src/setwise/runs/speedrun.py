@@ -134,7 +134,7 @@ def timed_runs(
         (run / CHECKPOINT).unlink(missing_ok=True)
         options: Any = {"name": title, "seed": seed, "how": how, "root": root, "test": test, "target": target}
         made.append(timed_run(recipe, run, **options))
-        print(told(made[-1]), flush=True)
+        print(line_of(made[-1]), flush=True)
         if results is not None:
             kept = results / folder
             kept.mkdir(parents=True, exist_ok=True)
@@ -152,7 +152,7 @@ def _check_new(record: Path, test: bool) -> None:
         raise ValueError(f"expected no record at {record}, got one: {once}; give another --name or --out")
 
 
-def told(record: dict[str, Any]) -> str:
+def line_of(record: dict[str, Any]) -> str:
     """One run in a line."""
     part = record["speedrun"]
     clock = part["clock"]
