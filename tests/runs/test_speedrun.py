@@ -63,6 +63,11 @@ def test_for_choosing_the_test_images_are_not_read(tmp_path, splits):
     assert {key: record["final"][key] for key in final} == final
 
 
+def test_a_recipe_of_few_images_trains_on_these_alone(tmp_path):
+    record = runs.timed_run(SMALL.changed({"data.instances": 200}), tmp_path, name="mine", seed=1, how=HOW)
+    assert record["data"] == {"name": "digits", "train": 200, "test": 129}
+
+
 def test_the_test_images_are_read_when_the_weights_are_final_and_ten_neighbours_are_scikit_learns(tmp_path, splits):
     record = runs.timed_run(SMALL, tmp_path, name="mine", seed=1, how=HOW, test=True)
     assert splits[0] == "train"

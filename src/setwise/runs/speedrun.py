@@ -22,7 +22,7 @@ from setwise.data import load
 from setwise.methods import Supervised
 from setwise.recipe import Recipe, to_toml
 from setwise.report.speedrun import SEEDS
-from setwise.runs.pretraining import check_classes, encoder_of, evaluate_encoder, hold_out
+from setwise.runs.pretraining import check_classes, encoder_of, evaluate_encoder, hold_out, to_train_on
 from setwise.training.checkpoint import write_text
 from setwise.training.engine import Engine
 from setwise.training.loop import FILE as CHECKPOINT
@@ -66,6 +66,7 @@ def timed_run(
         count = max(1, len(train_set) // HELD_OUT)
         recipe = recipe.changed({"data.validation": count})
         train_set, test_set = hold_out(train_set, count, seed=recipe.data.split_seed, kind="validation")
+    train_set = to_train_on(recipe, train_set)
     loaded = time.perf_counter()
     title = f"{name} seed {seed}"
     engine, last = train(recipe, train_set, folder, seed=seed, how=how, title=title, after_epoch=look)
