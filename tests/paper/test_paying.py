@@ -244,7 +244,9 @@ def test_the_picture_is_a_file_of_its_own(results):
 
 
 def test_the_page_of_findings_shows_it(results, monkeypatch):
-    spec = importlib.util.spec_from_file_location("readme", Path(__file__).parents[2] / "docs" / "readme.py")
+    docs = Path(__file__).parents[2] / "docs"
+    monkeypatch.syspath_prepend(docs)  # as for a script
+    spec = importlib.util.spec_from_file_location("readme", docs / "readme.py")
     readme = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(readme)
     monkeypatch.setattr(readme, "RESULTS", results)
