@@ -89,11 +89,12 @@ WAYS: dict[str, dict[str, Any]] = {
     "hard": {"method.truth": "hard"},
     "one-to-one": {"method.truth": "one-to-one"},
     "quadratic": {"method.truth": "quadratic"},
-    "sparse": {"objective": ONE_TO_ONE | {"mining": "batch-hard", "smoothing": "sparse", "temperature": 0.1}},
+    "sparse": {"objective": ONE_TO_ONE | {"mining": "batch-hard", "smoothing": "sparse", "temperature": 8.0}},
     "assignment-entropy": {"objective": ONE_TO_ONE | {"smoothing": "sinkhorn", "temperature": 0.1}},
-    "assignment-sparse": {"objective": ONE_TO_ONE | {"smoothing": "sparsemap", "temperature": 0.1}},
+    "assignment-sparse": {"objective": ONE_TO_ONE | {"smoothing": "sparsemap", "temperature": 8.0}},
 }
 TRUTHS = ("same", "hard", "one-to-one")
+WARMER = {"sparse": (2.0, 64.0), "assignment-sparse": (2.0, 64.0)}  # temperatures: below these they learn less
 UNCAPTURED = ("quadratic", "assignment-entropy", "assignment-sparse")  # ways that wait for the CPU
 SCENES: dict[str, dict[str, Any]] = {
     "cold": {"method.anneal": 0.0},  # the truth from the first step
@@ -222,7 +223,9 @@ def trial(setting: Setting, number: int) -> dict[str, Any]:
         return {}
     heat, length, worth, weight = (radical_inverse(SKIP + number, base) for base in (2, 3, 5, 7))
     choices = DATA[setting.data].epochs
-    found: dict[str, Any] = {"objective.temperature": between(*TEMPERATURES, heat)}
+    found: dict[str, Any] = {
+        "objective.temperature": between(*WARMER.get(setting.way, TEMPERATURES), heat),
+    }
     found["epochs"] = choices[int(len(choices) * length)]
     if setting.priced:
         found["method.price"] = round(PRICES[0] + (PRICES[-1] - PRICES[0]) * worth, 2)
