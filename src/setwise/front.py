@@ -222,6 +222,9 @@ def pretrain(
         if changes is not None:
             assert not isinstance(given, PairSet)  # of which ``compose`` gives no changes
             wanted = {**changes, "data.source": chosen.data.source}
+            if where.type == "cpu" and given is None and chosen.data.options.get("size") is None:
+                wanted = {"data.largest": runs.CPU_SIDE, **wanted}
+                chosen = chosen.changed(wanted)
             decide = partial(runs.recipe_for, _read(BASE), changes=wanted, device=where.type)
             runs.pretrain(chosen, folder, images=given, decide=decide, **options)
         else:

@@ -100,6 +100,18 @@ def test_the_default_size(photos, sizes, expected):
     assert sw.data.load(photos).images.shape[2:] == expected
 
 
+@pytest.mark.parametrize(
+    ("size", "largest", "expected"),
+    [((120, 80), 60, (60, 40)), ((120, 80), 120, (120, 80)), ((600, 400), 64, (64, 64)), ((200, 1), 20, (20, 1))],
+)
+def test_no_side_is_longer_than_the_largest(photos, size, largest, expected):
+    write(photos, "a.png", "b.png", size=size)
+    assert sw.data.load(photos, options={"largest": largest}).images.shape[2:] == expected
+    assert sw.data.load(photos, size=70, options={"largest": largest}).images.shape[2:] == (70, 70)  # as asked
+    with pytest.raises(ValueError, match="expected largest"):
+        sw.data.load(photos, options={"largest": 0})
+
+
 def test_a_photo_on_its_side_has_the_size_that_people_see(photos):
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -121,7 +133,7 @@ def test_sizes_are_written_as_people_write_them():
         assert recipe.data.options["size"] == expected
         assert Recipe.read(json.loads(json.dumps(recipe.tree()))) == recipe
     moved = recipe.changed({"skip_broken": "true"}).changed({"data": "elsewhere/"})
-    assert moved.data.options == {"size": (128, 64), "skip_broken": True, "follow_links": False}
+    assert moved.data.options == {"size": (128, 64), "largest": None, "skip_broken": True, "follow_links": False}
     assert moved.changed({"data": "digits"}).data.options == {}
     for bad in ("large", "64x", "1x2x3"):
         with pytest.raises(ValueError, match="expected size"):

@@ -79,6 +79,23 @@ def test_a_folder_and_images_of_python_choose_alike(photos, images):
     assert run.record["final"] == other.record["final"]  # the same images, the same bits
 
 
+def test_a_cpu_shrinks_large_images_unless_a_person_says_a_size(tmp_path, monkeypatch):
+    from PIL import Image
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "large").mkdir()
+    for k in range(8):
+        Image.effect_noise((192, 96), 60).convert("RGB").save(tmp_path / "large" / f"{k}.png")
+    for words, shape in (([], [3, 32, 64]), (["--size", "40"], [3, 40, 40]), (["--data.largest", "96"], [3, 48, 96])):
+        out = "-".join(["run", *words])
+        main(["pretrain", "large", "--epochs", "1", "--device", "cpu", "--quiet", "--out", out, *words])
+        run = sw.load_run(out)
+        assert run.checkpoint.data["shape"] == shape
+        assert run.embed("large").embeddings.shape == (8, 64)
+        main(["pretrain", "large", "--resume", "--device", "cpu", "--quiet", "--out", out, *words])
+        assert sw.load_run(out).checkpoint.data["shape"] == shape
+
+
 def test_a_person_decides_against_it(photos, capsys):
     words = ["--epochs", "1", "--encoder.weights", "xavier", "--batch", "4", "--term", "qare=0.5", "--device", "cpu"]
     main(["pretrain", "photos", *words])

@@ -26,6 +26,7 @@ PLAIN = {  # fields that every recipe has
     "data.imbalance": "long tails: the first class has so many times the training images of the last",
     "data.wrong_partners": "share of the images whose second view shows another image",
     "data.size": "of the images: one number, or HEIGHTxWIDTH; none: from the files",
+    "data.largest": "of the images: no side longer than this where no size is given",
     "data.skip_broken": "leave out files that cannot be read",
     "data.follow_links": "read what links out of the folder lead to",
     "data.vocabulary": "of texts: how many numbers words and their pieces are hashed to",

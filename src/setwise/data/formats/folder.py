@@ -11,7 +11,7 @@ from statistics import median_low
 import torch
 
 import setwise.register as register
-from setwise.checks import check_option
+from setwise.checks import check_count, check_option
 from setwise.data.api import DataError, ImageSet, Placement
 from setwise.data.formats.decode import SHOW_PROGRESS_FROM, Size, height_and_width, image_size, quiet_pillow
 from setwise.data.formats.listing import SPLITS, Listing, list_split, one_line
@@ -32,17 +32,19 @@ def image_folder(
     placement: Placement | None = None,
     *,
     size: Size | None = None,
+    largest: int | None = None,
     skip_broken: bool = False,
     follow_links: bool = False,
 ) -> ImageSet:
     """One split as RGB, with the paths of its images; labels count the sorted class folders.
 
     ``size`` is (height, width), or one number for both: each image is resized (bilinear) so that it covers that, and
-    what is beyond is cropped on both sides. Without it ``default_size`` of the training images counts. Broken files are
-    an error that lists them all, or left out by ``skip_broken``. Where ``placement``
-    leaves pixels in their files, a broken one is met only when it is needed, unless they are skipped.
+    what is beyond is cropped on both sides. Without it ``default_size`` of the training images counts, shrunk until no
+    side is longer than ``largest``. Broken files are an error that lists them all, or left out by ``skip_broken``. Where
+    ``placement`` leaves pixels in their files, a broken one is met only when it is needed, unless they are skipped.
     """
     check_option(split, SPLITS, "split")
+    check_count(largest, "largest")
     if source_path is None:
         raise DataError(f"expected the path of a folder of images, got its kind, {NAME!r}; give the path instead")
     listing = list_split(source_path, split, follow_links=follow_links)
@@ -51,6 +53,9 @@ def image_folder(
     else:
         train = listing if split == "train" else list_split(source_path, "train", follow_links=follow_links)
         shape, why = remembered_size(_files(train), root, partial(default_size, train.paths))
+        if largest is not None and max(shape) > largest:
+            shape = max(1, round(shape[0] * largest / max(shape))), max(1, round(shape[1] * largest / max(shape)))
+            why = f"no side longer than {largest}, for a slow device; --size changes it"
     found = decoded(_files(listing), shape, root, placement, try_all=skip_broken)
     broken = sorted(listing.unusable + [(listing.paths[k], why) for k, why in found.broken])
     if broken and not (skip_broken and found.whole):
