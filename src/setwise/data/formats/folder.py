@@ -41,7 +41,7 @@ def image_folder(
     ``size`` is (height, width), or one number for both: each image is resized (bilinear) so that it covers that, and
     what is beyond is cropped on both sides. Without it ``default_size`` of the training images counts, shrunk until no
     side is longer than ``largest``. Broken files are an error that lists them all, or left out by ``skip_broken``.
-    Where ``placement`` leaves pixels in their files, a broken one is met only when it is needed, unless they are skipped.
+    Where ``placement`` leaves pixels in their files, a broken one is met only when it is needed, unless skipped.
     """
     check_option(split, SPLITS, "split")
     check_count(largest, "largest")

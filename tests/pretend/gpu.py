@@ -1,0 +1,200 @@
+"""A GPU that is not there: tensors that say they are on one, and compute on the CPU.
+
+Code for a GPU then runs where there is none, its values are real, and what would end the capture of a CUDA graph
+raises: reading a value, a result whose shape depends on values, a copy between host and device. Kernels of ours are not
+run: their arguments are compared with their text, and their results are whatever memory held.
+
+``load`` has to come before torch is imported: torch asks only once whether it was built for CUDA.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+HERE = Path(__file__).parent
+
+
+def build(folder: Path) -> Path:
+    """Compile what makes torch take CUDA for present; about two seconds."""
+    spec = find_spec("torch")
+    assert spec is not None
+    assert spec.submodule_search_locations
+    torch = Path(spec.submodule_search_locations[0])
+    include = [f"-I{torch / 'include'}", f"-I{torch / 'include/torch/csrc/api/include'}"]
+    libraries = [f"-L{torch / 'lib'}", f"-Wl,-rpath,{torch / 'lib'}", "-lc10", "-ltorch_cpu"]
+    words = ["g++", "-O0", "-std=c++20", "-shared", "-fPIC", str(HERE / "guard.cpp"), *include, *libraries]
+    subprocess.run([*words, "-o", str(folder / "guard.so")], check=True, capture_output=True)
+    return folder / "guard.so"
+
+
+def load(library: Path) -> None:
+    """Before torch is imported."""
+    ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+
+
+class Stream:
+    """One of many that are all the same."""
+
+    cuda_stream = 0
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def wait_stream(self, other: Any) -> None: ...
+
+    def synchronize(self) -> None:
+        forbid("synchronize")
+
+
+capturing = False
+
+
+def forbid(what: str) -> None:
+    """Raise where a graph is captured."""
+    if capturing:
+        raise RuntimeError(f"operation not permitted when stream is capturing: {what}")
+
+
+@contextmanager
+def graph(*_: Any, **__: Any) -> Iterator[None]:
+    """What is within is captured; nothing can be replayed."""
+    global capturing
+    capturing = True
+    try:
+        yield
+    finally:
+        capturing = False
+
+
+def arguments(text: str, name: str) -> list[str]:
+    """The kinds of a kernel's parameters: "pointer", "int" or "double"."""
+    found = re.search(rf"\b{name}\s*\(([^)]*)\)\s*{{", re.sub(r"//[^\n]*", "", text))
+    assert found, f"no kernel {name}"
+    kinds = []
+    for one in found[1].split(","):
+        kinds.append("pointer" if "*" in one else "double" if "double" in one.split() else "int")
+    return kinds
+
+
+class Kernel:
+    """A kernel that is only asked whether its arguments fit."""
+
+    def __init__(self, files: str | Sequence[str], name: str, defines: Mapping[str, object], shared: int = 0) -> None:
+        from setwise.kernels.nvrtc import source
+
+        self.name, self.kinds = name, arguments(source(files, defines), name)
+
+    def __call__(self, *, grid: Any, block: Any, args: Sequence[Any], early: bool = False) -> None:
+        import torch
+
+        kinds = ["pointer" if isinstance(x, torch.Tensor) else "int" if isinstance(x, int) else "double" for x in args]
+        assert kinds == self.kinds, f"{self.name} takes {self.kinds}, got {kinds}"
+        for x in args:
+            assert not isinstance(x, torch.Tensor) or x.is_cuda, f"{self.name} got a tensor of the host"
+        assert all(n > 0 for n in (*grid, *block)), f"{self.name}: {grid} blocks of {block}"
+        launched.add(self.name)
+
+
+launched: set[str] = set()
+
+
+def install() -> Any:
+    """Pretend from now on; what is returned is a mode to work within."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
+    from torch.utils._pytree import tree_flatten, tree_map_only
+
+    aten = torch.ops.aten
+    values = (aten._local_scalar_dense, aten.nonzero, aten.masked_select, aten.equal, aten.bincount, aten._unique2)
+    waiting = {*values, aten.unique_dim, aten.unique_consecutive, aten.linalg_eigh, aten._linalg_eigh, aten._linalg_svd}
+
+    def on_gpu(device: Any) -> bool:
+        return device is not None and torch.device(device).type == "cuda"
+
+    def dispatch(func: Any, args: Any, kwargs: Any) -> Any:
+        tensors = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, torch.Tensor)]
+        mine = [isinstance(x, Pretend) for x in tensors]
+        device, packet = kwargs.get("device"), func.overloadpacket
+        there = any(mine) if device is None else on_gpu(device)
+        copies = packet in (aten.copy_, aten._to_copy)
+        if any(mine) or there:
+            moved = copies and tensors and not (all(mine) and there)
+            if moved and any(x.numel() for x in tensors):
+                forbid(f"{func} between host and device")
+            lists = packet in (aten.index, aten.index_put_, aten.index_put, aten._index_put_impl_)
+            if packet in waiting or (lists and any(x.dtype in (torch.bool, torch.uint8) for x in tensors[1:])):
+                forbid(f"{func} waits for values")
+            if packet is aten.repeat_interleave and kwargs.get("output_size") is None:
+                forbid(f"{func} waits for values")
+            host = [x for x, one in zip(tensors, mine, strict=True) if not one and x.dim()]
+            if any(mine) and host and not copies:
+                if not lists:
+                    raise RuntimeError(f"Expected all tensors to be on the same device: {func}")
+                forbid(f"{func} with indices of the host")
+        inner = tree_map_only(Pretend, lambda x: x.inner, (args, kwargs))
+        if device is not None:
+            inner[1]["device"] = torch.device("cpu")
+        out = func(*inner[0], **inner[1])
+        if not there:
+            return out
+        out = tree_map_only(torch.Tensor, Pretend, out)
+        return return_and_correct_aliasing(func, args, kwargs, out)
+
+    class Pretend(torch.Tensor):
+        """A tensor of the CPU that says it is on a GPU."""
+
+        inner: torch.Tensor
+
+        @staticmethod
+        def __new__(cls, inner: torch.Tensor) -> Any:
+            if isinstance(inner, Pretend):
+                return inner
+            made = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+                cls,
+                inner.size(),
+                strides=inner.stride(),
+                storage_offset=inner.storage_offset(),
+                dtype=inner.dtype,
+                device="cuda:0",
+            )
+            made.inner = inner
+            return made
+
+        @classmethod
+        def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return dispatch(func, args, kwargs or {})
+
+    class Mode(TorchDispatchMode):
+        """Makes new tensors for the device that was asked for."""
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return dispatch(func, args, kwargs or {})
+
+    gpu: Any = torch.cuda
+    gpu._lazy_init = lambda: None
+    torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device="cuda") is a copy that a mode sees
+    gpu.is_available = lambda: True
+    gpu.current_device = lambda: 0
+    gpu.get_device_capability = lambda *_: (9, 0)
+    gpu.get_device_properties = lambda *_: SimpleNamespace(multi_processor_count=132, name="none")
+    gpu.mem_get_info = lambda *_: (2**33, 2**33)
+    gpu.synchronize = lambda *_: forbid("synchronize")
+    gpu.is_current_stream_capturing = lambda: capturing
+    gpu.Stream, gpu.current_stream = Stream, Stream
+    gpu.device = gpu.stream = lambda *_: nullcontext()
+    gpu.graph_pool_handle, gpu.CUDAGraph, gpu.graph = object, object, graph
+    torch.backends.cudnn.enabled = False  # its operators have no twin on the CPU
+    torch.__future__.set_overwrite_module_params_on_conversion(True)
+
+    from setwise.kernels import assign, conv_plan, eigh, local, rows, views
+
+    for module in (assign, conv_plan, eigh, local, rows, views):
+        module.compile_kernel = Kernel  # type: ignore[attr-defined]
+    return Mode()
