@@ -2,7 +2,7 @@
 
 Code for a GPU then runs where there is none, its values are real, and what would end the capture of a CUDA graph
 raises: reading a value, a result whose shape depends on values, a copy between host and device. Kernels of ours are not
-run: their arguments are compared with their text, and their results are whatever memory held.
+run: their arguments are compared with their text, and their results are zero.
 
 ``load`` has to come before torch is imported: torch asks only once whether it was built for CUDA.
 """
@@ -38,6 +38,12 @@ def build(folder: Path) -> Path:
 def load(library: Path) -> None:
     """Before torch is imported."""
     ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+
+
+class Graph:
+    """What was captured; it does nothing again."""
+
+    def replay(self) -> None: ...
 
 
 class Stream:
@@ -98,6 +104,8 @@ class Kernel:
         assert kinds == self.kinds, f"{self.name} takes {self.kinds}, got {kinds}"
         for x in args:
             assert not isinstance(x, torch.Tensor) or x.is_cuda, f"{self.name} got a tensor of the host"
+            if isinstance(x, torch.Tensor) and x.dtype == torch.int64:
+                x.inner.clamp_(min=0)  # an index that the kernel finds, and -1 before
         assert all(n > 0 for n in (*grid, *block)), f"{self.name}: {grid} blocks of {block}"
         launched.add(self.name)
 
@@ -114,6 +122,8 @@ def install() -> Any:
     aten = torch.ops.aten
     values = (aten._local_scalar_dense, aten.nonzero, aten.masked_select, aten.equal, aten.bincount, aten._unique2)
     waiting = {*values, aten.unique_dim, aten.unique_consecutive, aten.linalg_eigh, aten._linalg_eigh, aten._linalg_svd}
+
+    wider = (aten.bmm.dtype, aten.mm.dtype)  # products of bf16 in float32
 
     def on_gpu(device: Any) -> bool:
         return device is not None and torch.device(device).type == "cuda"
@@ -139,9 +149,17 @@ def install() -> Any:
                     raise RuntimeError(f"Expected all tensors to be on the same device: {func}")
                 forbid(f"{func} with indices of the host")
         inner = tree_map_only(Pretend, lambda x: x.inner, (args, kwargs))
+        if packet in (aten._pin_memory, aten.is_pinned):
+            return inner[0][0] if packet is aten._pin_memory else True
+        inner[1].pop("pin_memory", None)
         if device is not None:
             inner[1]["device"] = torch.device("cpu")
+        if func in wider:  # a CPU has no such operator
+            *factors, dtype = inner[0]
+            inner, func = ([x.to(dtype) for x in factors], {}), packet.default
         out = func(*inner[0], **inner[1])
+        if packet in (aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty):
+            out.zero_()  # what a kernel would have filled is a valid index
         if not there:
             return out
         out = tree_map_only(torch.Tensor, Pretend, out)
@@ -167,6 +185,12 @@ def install() -> Any:
             made.inner = inner
             return made
 
+        def record_stream(self, stream: Any) -> None: ...
+
+        def tolist(self) -> Any:
+            forbid("tolist")
+            return self.inner.tolist()
+
         @classmethod
         def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             return dispatch(func, args, kwargs or {})
@@ -183,13 +207,15 @@ def install() -> Any:
     gpu.is_available = lambda: True
     gpu.current_device = lambda: 0
     gpu.get_device_capability = lambda *_: (9, 0)
-    gpu.get_device_properties = lambda *_: SimpleNamespace(multi_processor_count=132, name="none")
+    gpu.get_device_properties = lambda *_: SimpleNamespace(multi_processor_count=132, major=9, minor=0)
+    gpu.get_rng_state = lambda *_: torch.zeros(16, dtype=torch.uint8)
+    gpu.set_rng_state = lambda *_: None
     gpu.mem_get_info = lambda *_: (2**33, 2**33)
     gpu.synchronize = lambda *_: forbid("synchronize")
     gpu.is_current_stream_capturing = lambda: capturing
     gpu.Stream, gpu.current_stream = Stream, Stream
     gpu.device = gpu.stream = lambda *_: nullcontext()
-    gpu.graph_pool_handle, gpu.CUDAGraph, gpu.graph = object, object, graph
+    gpu.graph_pool_handle, gpu.CUDAGraph, gpu.graph = object, Graph, graph
     torch.backends.cudnn.enabled = False  # its operators have no twin on the CPU
     torch.__future__.set_overwrite_module_params_on_conversion(True)
 
