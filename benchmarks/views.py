@@ -151,7 +151,7 @@ def torchvision_levels(n: int = 512) -> dict[str, float] | None:
     parameters = views.draw(samples, (32, 32), seed=0, epoch=0)
     expected = []
     for image, *given in zip(images, *(x.tolist() for x in parameters), strict=True):
-        box, flip, jitter, factors, order, grey = given
+        box, flip, jitter, factors, order, grey, *_ = given
         x = F.resized_crop(image / 255, *box, size=[32, 32], antialias=True)
         x = F.horizontal_flip(x) if flip else x
         parts = (F.adjust_brightness, F.adjust_contrast, F.adjust_saturation, F.adjust_hue)

@@ -77,8 +77,9 @@ class TestKernels:
         strided = images.cuda().to(memory_format=torch.channels_last)
         assert torch.equal(views.pair(strided, samples=samples.cuda(), dtype=dtype, **options), got)
 
-    def test_capture_and_replay(self):
-        views = preset("self-supervised")
+    @pytest.mark.parametrize("name", ["self-supervised", "byol"])
+    def test_capture_and_replay(self, name):
+        views = preset(name)
         images, samples = batch(40, 3, 32, 32).cuda(), torch.arange(40).cuda()
         seed, epoch = torch.tensor(3).cuda(), torch.tensor(0).cuda()
         views.pair(images, samples=samples, seed=seed, epoch=epoch)  # compiles

@@ -62,6 +62,7 @@ def test_ten_kills_change_nothing(tmp_path, method):
 def test_a_run_whose_views_grow_goes_on_with_the_same_bits(tmp_path, digits, recipe):
     """It is stopped within each part of training: at steps 2, 7 and 13 of 16, which change at 4 and 12."""
     recipe = recipe.changed({"encoder": "resnet8", "epochs": 4, "views.early": (4, 6), "views.until": (0.25, 0.7)})
+    recipe = recipe.changed({"views.blur": (1.0, 0.1), "views.solarize": 0.2})
     _, whole = trained(recipe, digits, tmp_path / "whole")
     plain = Engine.step
     for stop in (2, 7, 13):

@@ -1,6 +1,7 @@
 """The random generator against published answers; the parameters against the documented procedure."""
 
 import math
+from dataclasses import replace
 from itertools import permutations
 
 import numpy as np
@@ -70,6 +71,24 @@ def test_parameters_word_by_word(size):
         np.testing.assert_allclose(found.factors[row].numpy(), factors, rtol=1e-6, atol=1e-8)
         assert tuple(found.order[row].tolist()) == list(permutations(range(4)))[blocks[7][0] * 24 >> 32]
         assert found.grey[row] == (blocks[7][1] / 2**32 < 0.2)
+
+
+def test_blur_and_solarisation_word_by_word():
+    """They have a block of words of their own, and nothing else changes."""
+    seed, epoch, samples = 2**40 + 12345, 77, [0, 1, 2**33 + 7, *range(49_900, 50_001)]
+    views = replace(preset("self-supervised"), blur=(0.0, 0.9, 0.3), sigma=(0.5, 3.0), solarize=(0.6, 0.2))
+    for view, (blur, solarize) in enumerate([(0.0, 0.6), (0.9, 0.2), (0.3, 0.2), (0.3, 0.2)]):
+        found = views.draw(torch.tensor(samples), CIFAR, seed=seed, epoch=epoch, view=view)
+        plain = preset("self-supervised").draw(torch.tensor(samples), CIFAR, seed=seed, epoch=epoch, view=view)
+        assert all(torch.equal(x, y) for x, y in zip(found[:6], plain[:6], strict=True))
+        assert not plain.blur.any()
+        assert not plain.solarize.any()
+        for row, sample in enumerate(samples):
+            counter = [sample % 2**32, sample >> 32, epoch, 16 * view + 8]
+            words = [word / 2**32 for word in scalar_philox(counter, [seed % 2**32, seed >> 32])]
+            sigma = 0.5 + 2.5 * words[1] if words[0] < blur else 0.0
+            np.testing.assert_allclose(found.blur[row].item(), sigma, rtol=1e-6)
+            assert found.solarize[row] == (words[2] < solarize)
 
 
 def test_exponential():

@@ -41,14 +41,15 @@ def test_threads_do_not_matter():
 
 
 def test_large_batches_are_worked_on_in_parts(monkeypatch):
-    images, samples, views = batch(40), torch.arange(40), preset("self-supervised")
+    images, samples, views = batch(40), torch.arange(40), replace(preset("byol"), solarize=0.5)
     whole = views(images, samples=samples, seed=0, epoch=0)
     monkeypatch.setattr("setwise.views.render.CHUNK", 2000)
+    monkeypatch.setattr("setwise.views.blur.CPU_CHUNK", 3000)
     assert torch.equal(views(images, samples=samples, seed=0, epoch=0), whole)
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
-@pytest.mark.parametrize("name", ["self-supervised", "supervised"])
+@pytest.mark.parametrize("name", ["self-supervised", "supervised", "photos", "byol"])
 def test_one_view_two_or_several(name, channels_last):
     images, views = batch(9), preset(name)
     keys = {"samples": torch.arange(100, 109), "seed": 1, "epoch": 4, "channels_last": channels_last}
@@ -129,6 +130,12 @@ def test_presets_are_those_of_the_paper():
         "patches": Views(
             **strong | {"area": (0.25, 0.25), "aspect": (1.0, 1.0)}, **dict.fromkeys(colours, 0.4), hue=0.2
         ),
+        "photos": Views(**strong | {"area": (0.2, 1.0)}, **dict.fromkeys(colours, 0.4), hue=0.1, blur=0.5),
+        "byol": Views(
+            **strong,
+            **{"brightness": 0.4, "contrast": 0.4, "saturation": 0.2, "hue": 0.1},
+            **{"blur": (1.0, 0.1), "sigma": (0.1, 2.0), "solarize": (0.0, 0.2)},
+        ),
         "supervised": Views(crop="padded", padding=4, flip=0.5),
         "matching": Views(flip=0.5, jitter=1.0, **dict.fromkeys(colours, 0.1), hue=0.1),
         "flip": Views(flip=0.5),
@@ -183,6 +190,8 @@ def test_bad_parameters():
         ({"box": good.box[:3]}, r"expected box of shape \(4, 4\)"),
         ({"flip": good.flip.int()}, r"expected flip .*got \(4,\), torch.int32"),
         ({"order": torch.zeros_like(good.order)}, "expected order"),
+        ({"blur": good.blur.double()}, r"expected blur of shape \(4,\), torch.float32"),
+        ({"blur": good.blur - 1}, "expected blur to be sigmas"),
         ({"box": good.box + 16}, "expected boxes of 1 to 16 x 16 pixels"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -211,6 +220,11 @@ def test_one_number_is_for_all_channels(number):
         ({"area": (0.5, 0.1)}, "expected area to be two numbers"),
         ({"area": (0.0, 1.0)}, "expected area to be two numbers"),
         ({"aspect": (0.01, 1.0)}, "expected aspect to be"),
+        ({"blur": 1.5}, "expected blur to be at most 1, got 1.5"),
+        ({"blur": ()}, "expected blur to be a number or several, got none"),
+        ({"solarize": (0.0, -0.2)}, "expected solarize to be a finite number of at least 0"),
+        ({"sigma": (2.0, 0.1)}, "expected sigma to be two numbers"),
+        ({"sigma": (0.0, 2.0)}, "expected sigma to be two numbers"),
         ({"padding": -1}, "expected padding"),
         ({"mean": (0.5, 0.5), "std": (0.5, 0.5)}, "expected mean and std of 1 or 3 numbers"),
         ({"mean": (0.5,), "std": (0.5,) * 3}, "expected mean and std of 1 or 3 numbers"),

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageEnhance
+from scipy.ndimage import gaussian_filter
 
 from setwise.views import Parameters, Views, preset
 from setwise.views.render import shift_hue
@@ -49,12 +50,20 @@ FLOAT_PARTS = [
 ]
 
 
-def float_view(image, box, flip, jitter, factors, order, grey):
+def float_blur(x, sigma):
+    """[C, H, W], the kernel 2 · radius + 1 pixels wide."""
+    side = min(x.shape[1:])
+    return gaussian_filter(x, (0, sigma, sigma), mode="mirror", radius=min(max(1, side // 20), side - 1))
+
+
+def float_view(image, box, flip, jitter, factors, order, grey, blur, solarize):
     """The whole view in float64, clamped after each part and never rounded."""
     x = float_geometry(image, box, flip)
     for part in order if jitter else ():
         x = FLOAT_PARTS[part](x, factors[part])
-    return np.stack([lightness(x)] * len(x)) if grey and len(x) == 3 else x
+    x = np.stack([lightness(x)] * len(x)) if grey and len(x) == 3 else x
+    x = float_blur(x, blur) if blur else x
+    return np.where(x < 0.5, x, 1 - x) if solarize else x
 
 
 def pictures(n, channels, height, width, seed=0):
@@ -77,6 +86,8 @@ def nothing(n, height, width, **changed):
         "factors": torch.tensor([[1.0, 1.0, 1.0, 0.0]]).repeat(n, 1),
         "order": torch.arange(4, dtype=torch.int32).repeat(n, 1),
         "grey": torch.zeros(n, dtype=torch.bool),
+        "blur": torch.zeros(n),
+        "solarize": torch.zeros(n, dtype=torch.bool),
     }
     return Parameters(**(fields | changed))
 
@@ -88,13 +99,14 @@ def levels(got, images, parameters, view):
     return 255 * np.abs(got.double().numpy() - expected)
 
 
-@pytest.mark.parametrize("name", ["self-supervised", "supervised", "matching", "none"])
+@pytest.mark.parametrize("name", ["self-supervised", "supervised", "matching", "none", "photos", "byol"])
 @pytest.mark.parametrize(("channels", "height", "width"), [(3, 32, 32), (3, 24, 12), (1, 8, 8), (3, 1, 1), (1, 5, 40)])
 def test_whole_views(name, channels, height, width):
     images = pictures(40, channels, height, width)
     views = preset(name)
-    parameters = views.draw(torch.arange(40), (height, width), seed=3, epoch=1)
+    parameters = views.draw(torch.arange(40), (height, width), seed=3, epoch=1, view=1)
     got = views.apply(images, parameters)
+    assert torch.equal(views(images, samples=torch.arange(40), seed=3, epoch=1, view=1), got)
     assert got.shape == images.shape
     assert got.dtype == torch.float32
     assert levels(got, images, parameters, float_view).max() < 0.01

@@ -54,6 +54,13 @@ class Parameters(NamedTuple):
     factors: Tensor  # [B, 4] float32: of brightness, contrast, saturation; shift of the hue in turns
     order: Tensor  # [B, 4] int32: which of these four comes first, second, ...
     grey: Tensor  # [B] bool
+    blur: Tensor  # [B] float32: the blur's sigma in pixels of the view, 0 for none
+    solarize: Tensor  # [B] bool
+
+    @property
+    def fused(self) -> tuple[Tensor, ...]:
+        """Those of one launch. Blur and solarisation come after it, in setwise.views.blur."""
+        return self[: self._fields.index("blur")]
 
 
 def _list(numbers: tuple[float, ...], suffix: str = "") -> str:
@@ -99,7 +106,7 @@ def _kernel_for(name: str, ranges: Ranges | None, finish: Finish | None, x: Tens
 def draw(
     ranges: Ranges, samples: Tensor, seed: Tensor, epoch: Tensor, view: int, size: tuple[int, int]
 ) -> Parameters | None:
-    """Parameters of one view of each sample [B], as setwise.views.draw has them, the same bits."""
+    """Parameters of one view of each sample [B], as setwise.views.draw has them, the same bits; no blur yet."""
     kernel = _kernel_for("draw_views", ranges, None, samples)
     if kernel is None:
         return None
@@ -111,9 +118,11 @@ def draw(
         factors=torch.empty(b, 4, device=device),
         order=torch.empty(b, 4, dtype=torch.int32, device=device),
         grey=torch.empty(b, dtype=torch.bool, device=device),
+        blur=torch.zeros(b, device=device),
+        solarize=torch.zeros(b, dtype=torch.bool, device=device),
     )
     with torch.cuda.device(device):
-        arguments = [samples.contiguous(), seed, epoch, *found, view, *size, *ranges.fallback]
+        arguments = [samples.contiguous(), seed, epoch, *found.fused, view, *size, *ranges.fallback]
         kernel(grid=(b, 1, 1), block=(32, 1, 1), args=arguments)
     return found
 
@@ -132,7 +141,7 @@ def apply(images: Tensor, parameters: Parameters, finish: Finish) -> Tensor | No
     if kernel is None:
         return None
     out, steps = _empty(finish, 1, images)
-    given = [x.contiguous() for x in parameters]
+    given = [x.contiguous() for x in parameters.fused]
     with torch.cuda.device(images.device):
         arguments = [images.contiguous(), *given, out, *images.shape[2:], *steps]
         kernel(grid=(len(images), 1, 1), block=(THREADS, 1, 1), args=arguments)

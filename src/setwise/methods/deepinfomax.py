@@ -20,7 +20,7 @@ PRIOR_WEIGHT = 0.1  # of matching the prior; the local objective has weight 1
 LOCAL_WIDTH = 256
 PRIOR_WIDTHS = (512, 128)
 # The last word of a Philox counter is 16 view + block. The draws take view numbers that no run counts up to, and of
-# their sixteen blocks those from BLOCKS on, which no view uses.
+# their sixteen blocks those from BLOCKS on.
 FIRST_VIEW = 2**27
 WORD_BITS = 24  # of the 32 that are used: float32 holds them exactly, and below 1
 

@@ -1,12 +1,13 @@
 """The parameters of views, drawn per sample by plain torch operations; kernels/views.cu draws the same bits.
 
-A sample has eight blocks of four words from Philox. The key is the seed; the counter is the low and the high word of
+A sample has nine blocks of four words from Philox. The key is the seed; the counter is the low and the high word of
 the sample's index, the epoch, and 16 view + block:
 
     blocks 0-4   ten tries of a crop: area, aspect, area, aspect
     block 5      top, left, flip, whether to jitter
     block 6      brightness, contrast, saturation, hue
     block 7      order of the jitter's parts, greyscale, two words unused
+    block 8      whether to blur, sigma, whether to solarise, one word unused; drawn only for views that do either
 
 What is real is computed in float64 by operations that IEEE 754 rounds correctly (+ - * / sqrt, and an exponential
 made of them), one rounding each, so that the parameters are the same bits on every device.
@@ -14,6 +15,7 @@ made of them), one rounding each, so that the parameters are the same bits on ev
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import permutations
 
 import torch
@@ -95,4 +97,28 @@ def draw(
         factors=(colours * span + low).T.float().contiguous(),
         order=orders[below(words[0, 7], len(ORDERS))],
         grey=rest[1] < ranges.grey,
+        blur=torch.zeros(len(samples), device=samples.device),
+        solarize=torch.zeros(len(samples), dtype=torch.bool, device=samples.device),
     )
+
+
+def draw_blur(
+    samples: Tensor,
+    seed: Tensor,
+    epoch: Tensor,
+    first: int,
+    blur: Sequence[float],
+    solarize: Sequence[float],
+    *,
+    sigma: tuple[float, float],
+) -> tuple[Tensor, Tensor]:
+    """The blur's sigma, 0 for none, and whether to solarise: float32 and bool [V, B], of V views from the ``first`` on.
+
+    ``blur`` and ``solarize`` have the probability of each of these. Nothing is copied to the device, so that a graph
+    can capture this: the numbers are arguments of launches.
+    """
+    views = torch.arange(first, first + len(blur), device=samples.device)[:, None]
+    blurs, strength, solarizes, _ = uniform(words_of(samples, seed, epoch, 16 * views + BLOCKS))  # [V, B] each
+    drawn = torch.stack([row < p for row, p in zip(blurs, blur, strict=True)])
+    sigmas = strength.mul_(sigma[1] - sigma[0]).add_(sigma[0]).float().mul_(drawn)
+    return sigmas, torch.stack([row < p for row, p in zip(solarizes, solarize, strict=True)])

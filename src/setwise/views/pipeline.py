@@ -17,14 +17,15 @@ import setwise.register as register
 from setwise.checks import check_number, check_option
 from setwise.kernels import views as kernels
 from setwise.kernels.views import Finish, Parameters, Ranges
+from setwise.views import blur as plain_blur
 from setwise.views import draw as plain_draw
 from setwise.views import render as plain_render
 
 CROPS = ("none", "resized", "padded")
 DTYPES = (torch.float32, torch.bfloat16)
 LIMITS = {
-    **dict.fromkeys(("flip", "jitter", "grey", "area"), (0.0, 1.0)),
-    **dict.fromkeys(("brightness", "contrast", "saturation"), (0.0, math.inf)),
+    **dict.fromkeys(("flip", "jitter", "grey", "area", "blur", "solarize"), (0.0, 1.0)),
+    **dict.fromkeys(("brightness", "contrast", "saturation", "sigma"), (0.0, math.inf)),
     "hue": (0.0, 0.5),
     "aspect": (1 / 16, 16.0),  # up to here the exponential of draw.py is exact to 1e-14
 }
@@ -37,12 +38,16 @@ class Views:
         views = preset("self-supervised", mean=(0.491, 0.482, 0.447), std=(0.247, 0.243, 0.262))
         a, b = views.pair(images[index], samples=index, seed=1, epoch=epoch)
 
-    In this order: crop, flip, colour jitter, greyscale, normalisation, each as torchvision does it on images in
-    [0, 1]. The defaults change nothing. Each sample's parameters come from (seed, epoch, sample, view) alone: a view
-    does not depend on the batch, the process or the device.
+    In this order: crop, flip, colour jitter, greyscale, blur, solarisation, normalisation, each as torchvision does it
+    on images in [0, 1]. The defaults change nothing. Each sample's parameters come from (seed, epoch, sample, view)
+    alone: a view does not depend on the batch, the process or the device.
 
-    On a CUDA device a call is one launch and waits for nothing. After a first call a CUDA graph can capture it; let
-    ``seed``, ``epoch`` and ``samples`` be tensors there, and a replay reads what they then hold.
+    ``blur`` and ``solarize`` may be one probability for all views or several, one for each view in turn, the last for
+    all further ones: ``blur=(1.0, 0.1), solarize=(0.0, 0.2)`` are BYOL's. Views of a ``size`` are blurred in that size.
+
+    On a CUDA device a call is one launch, with some more for blur and solarisation, and waits for nothing. After a
+    first call a CUDA graph can capture it; let ``seed``, ``epoch`` and ``samples`` be tensors there, and a replay reads
+    what they then hold.
     """
 
     crop: str = "none"  # "resized": random area and aspect, enlarged to the size of the image; "padded": a shift
@@ -56,6 +61,9 @@ class Views:
     hue: float = 0.0  # uniform in [-x, x] turns
     jitter: float = 0.0  # probability of these four, in random order
     grey: float = 0.0  # probability
+    blur: float | tuple[float, ...] = 0.0  # probability, of all views or of each in turn
+    sigma: tuple[float, float] = (0.1, 2.0)  # of the blur, in pixels of the view; uniform
+    solarize: float | tuple[float, ...] = 0.0  # probability, of all views or of each in turn
     size: tuple[int, int] | None = None  # height and width of a view, at most the image's; the image's if none
     early: tuple[
         int, ...
@@ -68,11 +76,14 @@ class Views:
         """Raise if a number makes no sense."""
         check_option(self.crop, CROPS, "crop")
         for name, (low, high) in LIMITS.items():
-            for value in _numbers(getattr(self, name), 1):
+            values = _numbers(getattr(self, name), 1)
+            if not values:
+                raise ValueError(f"expected {name} to be a number or several, got none; give 0 for no {name}")
+            for value in values:
                 check_number(value, name, least=low)
                 if value > high:
                     raise ValueError(f"expected {name} to be at most {high:g}, got {value!r}")
-        for name in ("area", "aspect"):
+        for name in ("area", "aspect", "sigma"):
             ends = getattr(self, name)
             if len(ends) != 2 or not 0 < ends[0] <= ends[1]:
                 raise ValueError(f"expected {name} to be two numbers, the smaller one first and above 0, got {ends!r}")
@@ -124,6 +135,12 @@ class Views:
             grey=float(self.grey),
         )
 
+    def _chances(self, first: int, count: int) -> tuple[list[float], list[float]]:
+        """Probabilities of blur and of solarisation, for each of these views."""
+        numbers, turns = (_numbers(self.blur, 1), _numbers(self.solarize, 1)), range(first, first + count)
+        blur, solarize = ([float(each[min(view, len(each) - 1)]) for view in turns] for each in numbers)
+        return blur, solarize
+
     def finish(self, channels: int, dtype: torch.dtype, channels_last: bool) -> Finish:
         """What becomes of values in [0, 1] in the end."""
         if dtype not in DTYPES:
@@ -156,7 +173,12 @@ class Views:
         seed, epoch = _keys(samples, seed, epoch, view)
         ranges = self.ranges(size)
         drawn = kernels.draw(ranges, samples, seed, epoch, view, size)
-        return plain_draw.draw(ranges, samples, seed, epoch, view, size) if drawn is None else drawn
+        drawn = plain_draw.draw(ranges, samples, seed, epoch, view, size) if drawn is None else drawn
+        blur, solarize = self._chances(view, 1)
+        if not any(blur + solarize):
+            return drawn
+        sigmas, solarized = plain_draw.draw_blur(samples, seed, epoch, view, blur, solarize, sigma=self.sigma)
+        return drawn._replace(blur=sigmas[0], solarize=solarized[0])
 
     @torch.no_grad()
     def apply(
@@ -174,8 +196,14 @@ class Views:
         _check_images(images)
         _check_parameters(images, parameters)
         finish = self.finish(images.shape[1], dtype, channels_last)
-        applied = kernels.apply(images, parameters, finish)
-        return plain_render.apply(images, parameters, finish) if applied is None else applied
+        blur, solarize = parameters.blur, parameters.solarize
+        if images.device.type == "cpu" and not blur.any() and not solarize.any():
+            return plain_render.apply(images, parameters, finish)
+        # On a GPU nobody asks whether any image is blurred: that would wait.
+        plain = Finish((1.0,) * len(finish.scale), (0.0,) * len(finish.shift), torch.float32, channels_last=False)
+        applied = kernels.apply(images, parameters, plain)
+        applied = plain_render.apply(images, parameters, plain) if applied is None else applied
+        return plain_blur.finished(applied, finish, blur=blur, solarize=solarize)
 
     def __call__(
         self,
@@ -226,6 +254,20 @@ class Views:
         _check_images(images)
         if count < 1:
             raise ValueError(f"expected at least one view, got count={count}")
+        seed, epoch = _keys(samples, seed, epoch, first)
+        blur, solarize = self._chances(first, count)
+        if any(blur + solarize):
+            finish = self.finish(images.shape[1], dtype, channels_last)
+            plain = replace(self, blur=0.0, solarize=0.0, mean=0.0, std=1.0)
+            x = plain.several(images, count, samples=samples, seed=seed, epoch=epoch, first=first).flatten(0, 1)
+            sigmas, solarized = plain_draw.draw_blur(samples, seed, epoch, first, blur, solarize, sigma=self.sigma)
+            x = plain_blur.finished(
+                x,
+                finish,
+                blur=sigmas.flatten() if any(blur) else None,
+                solarize=solarized.flatten() if any(solarize) else None,
+            )
+            return torch.unflatten(x, 0, (count, len(images)))
         if self.size is not None and self.size != tuple(images.shape[2:]):
             if any(n > m for n, m in zip(self.size, images.shape[2:], strict=True)):
                 raise ValueError(
@@ -239,7 +281,6 @@ class Views:
                 small = small.contiguous(memory_format=torch.channels_last)
             views: Tensor = torch.unflatten(small, 0, (count, len(images)))
             return views
-        seed, epoch = _keys(samples, seed, epoch, first)
         if samples.shape != images.shape[:1] or samples.device != images.device:
             raise ValueError(
                 f"expected samples of shape ({len(images)},) on {images.device}, one for each image, "
@@ -276,9 +317,10 @@ def _check_images(images: Tensor) -> None:
 
 def _check_parameters(images: Tensor, parameters: Parameters) -> None:
     b = len(images)
-    shapes = {"box": (b, 4), "flip": (b,), "jitter": (b,), "factors": (b, 4), "order": (b, 4), "grey": (b,)}
-    for (name, shape), x in zip(shapes.items(), parameters, strict=True):
-        dtype = torch.float32 if name == "factors" else torch.int32 if len(shape) == 2 else torch.bool
+    shapes = {"box": (b, 4), "factors": (b, 4), "order": (b, 4)}
+    dtypes = {"box": torch.int32, "order": torch.int32, "factors": torch.float32, "blur": torch.float32}
+    for name, x in parameters._asdict().items():
+        shape, dtype = shapes.get(name, (b,)), dtypes.get(name, torch.bool)
         if x.shape != shape or x.dtype != dtype or x.device != images.device:
             raise ValueError(
                 f"expected {name} of shape {shape}, {dtype} on {images.device} for {b} images, "
@@ -291,6 +333,8 @@ def _check_parameters(images: Tensor, parameters: Parameters) -> None:
     sizes = parameters.box[:, 2:]
     if not ((sizes >= 1) & (sizes <= sizes.new_tensor(images.shape[2:]))).all():
         raise ValueError(f"expected boxes of 1 to {images.shape[2]} x {images.shape[3]} pixels, got others")
+    if not ((parameters.blur >= 0) & parameters.blur.isfinite()).all():
+        raise ValueError("expected blur to be sigmas in pixels, 0 for no blur, got others")
 
 
 def _keys(samples: Tensor, seed: int | Tensor, epoch: int | Tensor, view: int) -> tuple[Tensor, Tensor]:
@@ -347,6 +391,24 @@ add_preset(
         _SELF_SUPERVISED, area=(0.25, 0.25), aspect=(1.0, 1.0), brightness=0.4, contrast=0.4, saturation=0.4, hue=0.2
     ),
     about="Squares of a quarter of the image, enlarged: for many-patches.",
+)
+add_preset(
+    "photos",
+    replace(_SELF_SUPERVISED, area=(0.2, 1.0), brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1, blur=0.5),
+    about="MoCo v2's and SimSiam's for large images: half of the views blurred.",
+)
+add_preset(
+    "byol",
+    replace(
+        _SELF_SUPERVISED,
+        brightness=0.4,
+        contrast=0.4,
+        saturation=0.2,
+        hue=0.1,
+        blur=(1.0, 0.1),
+        solarize=(0.0, 0.2),
+    ),
+    about="BYOL's for large images: the first view is blurred, the second seldom, and solarised at times.",
 )
 add_preset("supervised", Views(crop="padded", padding=4, flip=0.5), about="Shifts and flips.")
 add_preset("flip", Views(flip=0.5), about="Flips alone.")

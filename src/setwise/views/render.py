@@ -142,7 +142,7 @@ def jittered(x: Tensor, spare: Tensor, factors: Tensor, counts: list[list[int]],
 
 def _apply(images: Tensor, parameters: Parameters, finish: Finish, out: Tensor) -> None:
     b, c, h, w = images.shape
-    box, flip, jitter, factors, order, grey = parameters
+    box, flip, jitter, factors, order, grey = parameters.fused
     # In every turn the samples are in the order of the part that they are due, those without jitter last: a part is
     # then a few operations on one slice. ``at`` says which sample is at each place, ``places`` where each sample is.
     turns = torch.where(jitter[:, None], order, PARTS.index(leave)).T.contiguous()
@@ -170,7 +170,7 @@ def _apply(images: Tensor, parameters: Parameters, finish: Finish, out: Tensor) 
 
 
 def apply(images: Tensor, parameters: Parameters, finish: Finish) -> Tensor:
-    """The views [B, C, H, W] that ``parameters`` make of ``images``."""
+    """The views [B, C, H, W] that ``parameters`` make of ``images``, without blur and solarisation."""
     memory_format = torch.channels_last if finish.channels_last else torch.contiguous_format
     out = torch.empty(images.shape, dtype=finish.dtype, device=images.device, memory_format=memory_format)
     if not out.numel():
