@@ -22,7 +22,8 @@ from setwise.bench import large
 from setwise.bench.step import RECIPES
 from setwise.cli import main
 from setwise.cli.pretrain import Options, parse
-from setwise.paper.recipes import recipe
+from setwise.cli.recipes import KINDS
+from setwise.paper.recipes import CELLS, recipe
 from setwise.paper.reproduce import run_steps
 from setwise.recipe import Recipe, flat
 
@@ -111,6 +112,8 @@ def test_shells_complete(tmp_path, capsys):
         "setwise pretrain --encoder resnet3": "resnet32 resnet34",
         f"setwise pretrain --recipe {QARE.removesuffix('-qare')}": f"{QARE.removesuffix('-qare')} {QARE}",
         "setwise match --recipe paper/digits-conv4": "",
+        "setwise recipes enc": "encoders",
+        "setwise recipes speedrun/c": "speedrun/cifar10",
     }
     command = ["bash", "--norc", "-c", COMPLETE, "bash", str(tmp_path / "bash"), *offered]
     run = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -262,22 +265,30 @@ def test_a_file_of_ones_own_adds_a_term(tmp_path, plan_of, capsys):
     )
     plan, _ = plan_of("--use", str(tmp_path / "ideas.py"), "--term", "tight=2", "--power", "3")
     assert plan.recipe.objective.terms[0].term["power"] == 3.0
-    main(["recipes", "--use", str(tmp_path / "ideas.py")])
+    main(["recipes", "terms", "--use", str(tmp_path / "ideas.py")])
     assert "tight" in capsys.readouterr().out
 
 
 def test_recipes_say_what_there_is_to_choose_from(capsys):
     main(["recipes"])
-    listed = capsys.readouterr().out
-    for kind in ("method", "loss", "term", "encoder", "views", "optimizer", "schedule", "logger"):
-        assert all(f"  {entry.name:24} {entry.about}" in listed for entry in getattr(register, kind).values())
-    assert len(listed.splitlines()) < 120
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 25
+    assert all(len(line) <= 120 for line in lines)
+    assert all(any(f"{cell.form}/" in line for line in lines) for cell in CELLS.values())
+    for kind, (registry, option) in KINDS.items():
+        entries = getattr(register, registry).values()
+        assert any(line.split()[:3] == [kind, str(len(entries)), option.split()[0]] for line in lines)
+        main(["recipes", kind])
+        listed = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
+        assert listed[1:] == [[entry.name, entry.about] for entry in entries]
     main(["recipes", "DIGITS-conv4-simclr"])
     names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     assert "paper/digits-conv4-simclr-qare" in names
     assert all("digits-conv4-simclr" in name for name in names)
     with pytest.raises(SystemExit, match="got 'nothing'"):
         main(["recipes", "nothing"])
+    with pytest.raises(SystemExit, match="got 'encoder'.*'encoders'"):
+        main(["recipes", "encoder"])
 
 
 def test_output_that_nobody_reads_is_no_error(tmp_path):

@@ -184,7 +184,7 @@ class Recipe:
         if (usual is None) != (mine is None):
             raise ValueError(
                 f"expected {'no' if usual is None else 'an'} objective for method {method!r}, got "
-                f"{'none' if mine is None else repr(mine)}; `setwise recipes` says what each method takes"
+                f"{'none' if mine is None else repr(mine)}; `setwise recipes methods` describes each method"
             )
         if (usual == BUILT_IN) != (mine == BUILT_IN):
             wanted = "its own loss, 'built-in'," if usual == BUILT_IN else "a loss of two views"

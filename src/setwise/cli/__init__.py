@@ -125,7 +125,7 @@ def app_of(commands: Mapping[str, Command | Mapping[str, Command]]) -> Subcomman
     app = SubcommandApp()
     for name, command in commands.items():
         if isinstance(command, Mapping):
-            app.command(app_of(command), name=name, help=GROUPS[name])
+            app.command(app_of(command), name=name, help=GROUPS.get(name))
         else:
             app.command(name=name, help=ABOUT.get(name))((lambda: None) if command is train else command)
     return app

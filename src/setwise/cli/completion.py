@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from setwise.cli.pretrain import ABOUT, DEFAULT_RECIPE, Options
+from setwise.cli.recipes import KINDS, recipes
 
 
 def completion(
@@ -14,8 +15,10 @@ def completion(
 ) -> None:
     """Print a script that lets a shell complete commands and options; bash: `source <(setwise completion bash)`."""
     from setwise.cli import COMMANDS, app_of
+    from setwise.paper.recipes import CELLS
 
     commands = COMMANDS | {command: _all_options(command) for command in ABOUT}
+    commands["recipes"] = dict.fromkeys((*KINDS, *CELLS), recipes)  # tyro completes commands, not what follows one
     app_of(commands).cli(prog="setwise", args=["--tyro-print-completion", shell])
 
 

@@ -54,7 +54,7 @@ def clean(
 def preview(
     name: Name,
     root: Root = None,
-    views: Annotated[str, tyro.conf.arg(help="preset; `setwise recipes` lists them")] = "self-supervised",
+    views: Annotated[str, tyro.conf.arg(help="preset; `setwise recipes views` lists them")] = "self-supervised",
     images: Annotated[int, tyro.conf.arg(help="how many images, drawn at random")] = 8,
     columns: Annotated[int, tyro.conf.arg(help="views of each")] = 8,
     seed: int = 0,

@@ -198,7 +198,7 @@ def print_help(command: str, recipe: Recipe) -> None:
     _print_line("--term", "", "NAME=WEIGHT: the set-level terms instead of these, once for each, or none")
     for line in describe(recipe)[1:]:
         _print_line(line.option, line.value, line.about)
-    print("\n`setwise recipes` says what each name stands for.")
+    print("\n`setwise recipes encoders` says what each encoder is, and so for the other kinds of names.")
     print(f"Many processes: torchrun --nproc-per-node 8 -m setwise.cli {command} ...")
 
 

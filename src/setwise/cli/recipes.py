@@ -6,68 +6,70 @@ import tyro
 
 from setwise.cli.options import Use
 
-NAMES = """Recipes by name. `setwise recipes NAME` prints one as a file, `setwise pretrain --recipe NAME` trains by it.
+FAMILIES = """\
+Recipes have names. `setwise recipes NAME` prints one as a file, `setwise pretrain --recipe NAME` trains by it.
 
-  paper/DATA-ENCODER-METHOD       as the paper's text says
-  released/DATA-ENCODER-METHOD    as its released code computes
-      DATA      {data}
-      ENCODER   {encoders}
-      METHOD    simclr, simclr-qare, sparseclr, sparseclr-qare,
-                supervised, random, rotation, deepcluster, deepinfomax
-  modern/cifar10-resnet18-simclr  as today's libraries train; also -qare, -gap
-  modern/DATA-resnet18-METHOD     methods with a loss of their own, as solo-learn or their authors train them
-      DATA      cifar10, cifar100
-      METHOD    {own_loss}
-  paper/DATA-matching-LOSS        instance matching; also -qare (setwise/...-gap and -control are ours)
-      DATA      {matching_data}
-      LOSS      {matching_losses}
-  pairs/multi30k-bag-infonce      two encoders: sentences and their translations; your own texts begin with it
-      also -sets, which knows sets of 32 that belong together and no pairs
-      also feature-pairs-mlp-infonce, captions-resnet18-infonce, for your own files
-  pairs/cifar10-halves-conv4-infonce, digits-halves-resnet8-infonce
-      left and right halves of images; also -sets
-  speedrun/cifar10                the speed record's, for `setwise speedrun`; speedrun/digits-resnet8 to try it on a CPU
+  paper/DATA-ENCODER-METHOD      the paper's experiments, as its text says
+  released/DATA-ENCODER-METHOD   the same, as its released code computes
+  modern/DATA-resnet18-METHOD    as today's libraries and the methods' authors train on CIFAR
+  paper/DATA-matching-LOSS       instance matching, for `setwise match`; setwise/... has terms of ours
+  pairs/DATA-ENCODER-infonce     two encoders: texts, captions, features, halves of images
+  speedrun/DATA                  the speed record's, for `setwise speedrun`
 
-What a recipe is made of. Each of these is an option of `setwise pretrain`, as in --encoder resnet18 --term gap=10.
+`setwise recipes cifar10-conv4` lists the names with these letters, and what each stands for.
+
+A recipe is made of parts, and each is an option. `setwise recipes encoders` describes all encoders, and so on:
 """
+# What a person asks for, the registry that has it, and the option that takes its names.
 KINDS = {
-    "method": "--method",
-    "loss": "--objective.loss",
-    "term": "--term NAME=WEIGHT",
-    "encoder": "--encoder",
-    "views": "--views",
-    "optimizer": "--optimizer",
-    "schedule": "--schedule",
-    "data": "--data",
-    "logger": "--logger",
+    "methods": ("method", "--method"),
+    "losses": ("loss", "--objective.loss"),
+    "terms": ("term", "--term NAME=WEIGHT"),
+    "encoders": ("encoder", "--encoder"),
+    "views": ("views", "--views"),
+    "optimizers": ("optimizer", "--optimizer"),
+    "schedules": ("schedule", "--schedule"),
+    "data": ("data", "--data"),
+    "loggers": ("logger", "--logger"),
 }
+EXAMPLES = 4  # of a kind's names, on the first screen
 
 
 def recipes(
-    name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(help="print this one as a file, or find its name")] = "",
+    name: Annotated[
+        str,
+        tyro.conf.Positional,
+        tyro.conf.arg(
+            help=f"a recipe to print, letters of its name to find it by, or a kind of part: {', '.join(KINDS)}"
+        ),
+    ] = "",
     use: Use = (),
 ) -> None:
-    """Print a recipe as a TOML file to edit, or list the recipes and the parts that one is made of."""
+    """Print a recipe as a TOML file to edit, or show what there is to choose from."""
     import setwise.paper.recipes as paper
     import setwise.register as register
     from setwise.recipe import to_toml
+    from setwise.registry import nearest
 
     register.load_entry_points()
     for path in use:
         register.load_file(path)
-    matches = [one for one in paper.CELLS if name.lower() in one]
-    if name in paper.CELLS or (name and not matches):
-        return print(to_toml(paper.recipe(name).tree()), end="")  # an unknown name raises, with the nearest
-    if name:
-        return print("\n".join(f"{one:44} {paper.recipe(one).about}" for one in matches))
-    lists = {
-        "data": paper.DATA,
-        "encoders": paper.ENCODERS,
-        "own_loss": tuple(paper.OWN_LOSS),
-        "matching_data": paper.MATCHING_DATA,
-        "matching_losses": paper.MATCHING_LOSSES,
-    }
-    print(NAMES.format(**{key: ", ".join(names) for key, names in lists.items()}))
-    for kind, option in KINDS.items():
-        if entries := list(getattr(register, kind).values()):
-            print(option, *(f"  {entry.name:24} {entry.about}" for entry in entries), "", sep="\n")
+    if not name:
+        print(FAMILIES)
+        for kind, (registry, option) in KINDS.items():
+            names = list(getattr(register, registry))
+            examples = ", ".join(names[:EXAMPLES]) + (", ..." if len(names) > EXAMPLES else "")
+            print(f"  {kind:10} {len(names):3}  {option:19} {examples}")
+    elif name in KINDS:
+        registry, option = KINDS[name]
+        print(option)
+        for entry in getattr(register, registry).values():
+            print(f"  {entry.name:24} {entry.about}")
+    elif name in paper.CELLS:
+        print(to_toml(paper.recipe(name).tree()), end="")
+    elif matches := [one for one in paper.CELLS if name.lower() in one]:
+        print("\n".join(f"{one:44} {paper.recipe(one).about}" for one in matches))
+    elif near := nearest(name, KINDS):
+        raise ValueError(f"expected a kind of part or the name of a recipe, got {name!r}{near}")
+    else:
+        paper.recipe(name)  # raises, with the nearest names

@@ -352,6 +352,6 @@ def recipe(name: str) -> Recipe:
         near = get_close_matches(name, CELLS, n=3, cutoff=0.3)
         raise ValueError(
             f"expected the name of a recipe, got {name!r}; did you mean {', '.join(near) if near else 'paper/...'}? "
-            "`setwise recipes` lists all of them"
+            "`setwise recipes` says how they are named"
         )
     return CELLS[name].recipe()
