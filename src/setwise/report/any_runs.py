@@ -46,15 +46,15 @@ class Group:
         return mean_std(values) if values else None
 
 
-def runs_at(places: Iterable[Path]) -> tuple[list[Run], list[str]]:
-    """All runs whose records are at or below ``places``, and the files there that cannot be read, with reasons."""
+def record_files(places: Iterable[Path]) -> list[Path]:
+    """The files of all records at or below ``places``."""
     paths: list[Path] = []
     for place in places:
         if not place.exists():
             raise ValueError(f"expected runs at {place}, got no such file or folder; `setwise pretrain` makes some")
         below = (path for path in files_below(place) if path.name == records.FILE or path.match("seed-*.json"))
         paths += [place] if place.is_file() else below
-    return read_runs(paths, Run)
+    return paths
 
 
 def chosen(runs: Sequence[Run], where: Sequence[str]) -> list[Run]:
@@ -202,7 +202,7 @@ def _is_number(value: object) -> bool:
 @pause_collection()
 def report_runs(places: Sequence[Path], out: Path, *, where: Sequence[str] = (), by: Sequence[str] = ()) -> list[Path]:
     """Write the page and its table of any runs; the files written, the page first."""
-    runs, aside = runs_at(places)
+    runs, aside = read_runs(record_files(places), Run)
     runs = chosen(runs, where)
     if not runs:
         also = f" ({len(aside)} set aside, the first: {aside[0]})" if aside else ""
