@@ -46,7 +46,8 @@ thead th{background:var(--panel);border-top:0;white-space:normal;vertical-align:
 tbody th{font-weight:400}
 tbody th,thead th:first-child{position:sticky;left:0;z-index:1}
 tbody th{background:var(--page)}
-.wrap th{white-space:normal;min-width:6.5rem}
+.wrap th{white-space:normal}
+.wrap th:not(.n){min-width:6.5rem}
 .wrap td:not(.n){white-space:normal;min-width:8.5rem}
 .n{text-align:right}
 th button{all:unset;cursor:pointer}
