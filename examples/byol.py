@@ -17,7 +17,7 @@ from torch.nn.functional import cosine_similarity
 import setwise as sw
 
 
-@sw.register.method("my-byol", about="Predict a slowly moving copy of yourself.")
+@sw.register.method("my-byol", about="Predict a slowly moving copy of yourself.", takes=("views",))
 class BYOL(sw.Method):
     """An encoder with its head, a predictor, and the target: a copy of encoder and head that no gradient reaches."""
 

@@ -73,6 +73,7 @@ def test_what_is_missing_takes_its_default():
         ({"data": {"wrong_partners": -0.1}}, "expected wrong_partners"),
         ({"data": {"wrong_partners": 1.5}}, "expected wrong_partners to be a share from 0 to 1, got 1.5"),
         ({"method": "matching", "data": {"imbalance": 10}}, "expected imbalance and wrong_partners for single images"),
+        ({"method": "rotation", "data": {"wrong_partners": 0.2}}, "method that compares views, got 0.2 for 'rotation'"),
         ({"batch": 1}, "expected a batch of at least 2"),
         ({"batch": 0}, "expected batch"),
         ({"epochs": -1}, "expected epochs"),

@@ -120,6 +120,7 @@ DEFAULTS: Tree = {
     "schedule": "constant",
 }
 LOSS = "info-nce"  # of methods that take any
+COMPARING = {"objective", "terms", "views"}  # what methods take that compare views of an image, any of these
 LEAST = {
     **dict.fromkeys(("epochs", "data.validation", "data.split_seed", "evaluation.patches"), 0),
     **dict.fromkeys(("optimizer.momentum", "optimizer.weight_decay", "schedule.warmup"), 0),
@@ -165,6 +166,11 @@ class Recipe:
             raise ValueError(
                 f"expected imbalance and wrong_partners for single images only, got {data.imbalance:g} and "
                 f"{data.wrong_partners:g} for method {method!r}; leave them out"
+            )
+        if data.wrong_partners and not COMPARING.intersection(register.method[method].takes):
+            raise ValueError(
+                f"expected wrong_partners for a method that compares views, got {data.wrong_partners:g} for {method!r}"
+                '; leave out --data.wrong-partners; a method of your own that compares them says takes=("views",)'
             )
         if data.wrong_partners > 1:
             raise ValueError(f"expected wrong_partners to be a share from 0 to 1, got {data.wrong_partners:g}")

@@ -2,12 +2,14 @@
 
 import math
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
 import torch
 
 import setwise as sw
+import setwise.register as register
 from setwise.data.subsets import few, long_tailed, partners
 from setwise.recipe import Recipe
 from setwise.runs.pretraining import splits
@@ -16,6 +18,7 @@ from setwise.training.engine import Engine
 from setwise.training.loop import RunOptions, train
 
 CPU = torch.device("cpu")
+DOUBLE = {"matched", "pairs"}  # data of two sides, with no partner to change
 TREE = {"data": "digits", "epochs": 2, "batch": 100, "head": {"hidden": 16, "out": 8}, "encoder": "resnet8"}
 
 
@@ -100,6 +103,22 @@ def test_a_step_sees_the_partners_in_every_view_but_the_first():
     assert torch.equal(three[1][kept], plain.view(views, first=1)[kept])
     parts = torch.cat([torch.stack(part.view(views, count=2).chunk(2)) for part in divided(batch, 3)], 1)
     assert torch.equal(parts, torch.stack(three[:2])), "a batch in parts has the same partners"
+
+
+@pytest.mark.parametrize("method", [name for name, one in register.method.items() if not DOUBLE & {*one.takes}])
+def test_a_method_takes_wrong_partners_if_it_draws_a_second_view(method, monkeypatch):
+    recipe = Recipe.read(TREE | {"method": method, "epochs": 0})
+    engine = Engine(recipe, sw.data.load("digits", split="train"), seed=5, device=CPU)
+    draw, numbers = sw.Batch.view, []
+
+    def counted(batch, views, *, count=1, first=0):
+        numbers.append(first + count)
+        return draw(batch, views, count=count, first=first)
+
+    monkeypatch.setattr(sw.Batch, "view", counted)
+    engine.method(engine.batch(torch.arange(32)))
+    with nullcontext() if max(numbers) > 1 else pytest.raises(ValueError, match="for a method that compares views"):
+        recipe.changed({"wrong_partners": 0.2})
 
 
 def test_a_resumed_run_has_the_same_partners(tmp_path):
