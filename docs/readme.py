@@ -57,9 +57,20 @@ def picked(table: Table | None, *columns: str) -> list[list[Cell]]:
     return [[row.get(name) for name in columns] for row in rows]
 
 
+def part_of(table: Table | None, *columns: str) -> str:
+    """Some columns of a table of the report, all if none are named."""
+    columns = columns or tuple(table.columns)
+    return markdown(columns, picked(table, *columns))
+
+
 def text(*sentences: str) -> str:
     """A paragraph."""
     return textwrap.fill(" ".join(filter(None, sentences)), WIDTH, break_long_words=False, break_on_hyphens=False)
+
+
+def bullets(*lines: str) -> str:
+    """A list."""
+    return "\n".join(f"- {line}" for line in lines)
 
 
 def tuned_gains(found: Found) -> str:
@@ -76,24 +87,22 @@ def short_answer(found: Found) -> str:
     """Whether a set-level term helps, in three lines: as the paper has it, tuned on images, tuned on sentences."""
     better, worse, cases, _ = tally("tuned")
     pays = [map_answer(one) for one in found_maps(found) if one.tested]
-    lines = [
+    return bullets(
         f"Added to recipes that nobody tuned, QARe helps: **{counted(CLAIMS['helps'].answers(found))}**.",
         f"Where SimCLR and SimCLR + QARe are tuned alike, QARe adds {tuned_gains(found)}.",
         f"On pairs of sentences a term adds up to {shown(tally('untuned')[3])} where nobody tuned the temperature. "
         f"After tuning it adds in {better} of {cases} cases and takes in {worse}: it mostly buys "
         "[not having to tune](docs/how-to/choose-beta.md#temperature).",
         *(f"[Where does it pay?](docs/findings.md#where-does-it-pay) {words}" for words in pays),
-    ]
-    return "\n".join(f"- {line}" for line in lines)
+    )
 
 
 def answer(found: Found) -> str:
     """The verdicts that matter most, and what QARe adds to every loss in every setting."""
     chosen = [CLAIMS[key] for key in ("helps", "beats-structural", "beats-frobenius", "both-encoders")]
-    verdicts = "\n".join(f"- {claim.words}: **{counted(claim.answers(found))}**" for claim in chosen)
     matching = [group for group in found if group.kind == "matching"]
     parts = [
-        verdicts,
+        bullets(*(f"{claim.words}: **{counted(claim.answers(found))}**" for claim in chosen)),
         text(
             "What QARe adds, in points of accuracy, paired by seed, with 95 % intervals and the number of seeds if",
             f"it is not {USUAL}. Unclear: the interval contains zero. Bold: survives Holm's correction for all",
@@ -127,34 +136,21 @@ def fast(found: Found) -> str:
     rows = [one for one in _bench("large-batches-h200")["rows"] if one["n"] == 65_536]
     ms, memory = ({one["loss"]: one[what] for one in rows} for what in ("ms", "beyond_gradients"))
     ours, theirs = (large[way]["images_per_second"] for way in ("setwise, compiled", "torch + torchvision"))
-    lines = [
+    lines = bullets(
         f"A step of SimCLR + QARe, {conv['batch']} images × 2 views: {conv['setwise_ms']:.2f} ms with Conv-4, "
         f"{deep['setwise_ms']:.2f} ms with ResNet-32; a plain loop takes {conv['torchvision_ms']:.1f} and "
         f"{deep['torchvision_ms']:.1f} ms.",
         f"ViT-S/16 at 224 pixels: {ours:,.0f} images a second; the plain loop {theirs:,.0f}.",
         f"InfoNCE of 65,536 rows: {ms['float16']:.0f} ms and {memory['float16'] / 2**20:.0f} MiB; with all scores "
         f"{ms['stored']:.0f} ms and {memory['stored'] / 2**30:.0f} GiB, by inf_cl {ms['inf_cl']:.0f} ms.",
-    ]
-    return "\n".join(f"- {line}" for line in lines) + "\n\n(One H200; [more](docs/overview.md#how-fast).)"
+    )
+    return f"{lines}\n\n(One H200; [more](docs/overview.md#how-fast).)"
 
 
 def speed(found: Found) -> str:
-    """What a training step takes, and how fast one's own images come to it."""
+    """What a training step takes, also of large networks, and how fast one's own images come to it."""
     record = _bench("step-h200")
     conv, deep, wide = (record["encoders"][name] for name in ("conv4", "resnet32", "resnet18"))
-    return text(
-        "On a GPU the whole step, views and loss included, is one captured graph. With QARe,",
-        f"{conv['batch']} images × 2 views take {conv['setwise_ms']:.2f} ms with Conv-4 and",
-        f"{deep['setwise_ms']:.2f} ms with ResNet-32 on an H200; a plain loop with torchvision's transforms in",
-        f"{record['workers']} workers takes {conv['torchvision_ms']:.1f} and {deep['torchvision_ms']:.1f} ms. An",
-        f"epoch of ResNet-18 on CIFAR-10, batch {wide['batch']}, takes {wide['epoch_seconds']:.1f} s (records in",
-        "`results/`).",
-        own_images(),
-    )
-
-
-def own_images() -> str:
-    """What large networks and images outside the memory take."""
     large = [_bench(f"step-{name}-h200")["large"][name]["ways"] for name in ("vit-s16", "resnet50")]
     ours, theirs = (
         " and ".join(f"{ways[way]['images_per_second']:,.0f}" for ways in large)
@@ -163,15 +159,19 @@ def own_images() -> str:
     decoding = _bench("decoding-16-cores")
     shares = [100 * _bench(f"feeding-{size}-h200")["share"] for size in (64, 224)]
     capped, free = (_bench(f"feeding-{name}-h200")["mapped"]["median_ms"] for name in ("capped", "uncapped"))
-    sentences = [
-        "At 224 pixels ViT-S/16 and ResNet-50, compiled, train on",
+    return text(
+        "On a GPU the whole step, views and loss included, is one captured graph. With QARe,",
+        f"{conv['batch']} images × 2 views take {conv['setwise_ms']:.2f} ms with Conv-4 and",
+        f"{deep['setwise_ms']:.2f} ms with ResNet-32 on an H200; a plain loop with torchvision's transforms in",
+        f"{record['workers']} workers takes {conv['torchvision_ms']:.1f} and {deep['torchvision_ms']:.1f} ms. An",
+        f"epoch of ResNet-18 on CIFAR-10, batch {wide['batch']}, takes {wide['epoch_seconds']:.1f} s (records in",
+        "`results/`). At 224 pixels ViT-S/16 and ResNet-50, compiled, train on",
         f"{ours} images a second, the plain loop on {theirs}.",
         f"{decoding['workers']} cores decode {decoding['images_per_second']['ours']:,.0f} JPEGs of 200 to 2,000 pixels",
         f"a second, {decoding['ratio']:.1f} times as many as torchvision's ImageFolder.",
         f"Steps from a file of decoded images run at {min(shares):.0f} % of the speed of steps from the GPU's memory;",
         f"with 15 GB of images under a limit of 2 GiB of memory, at {100 * free / capped:.0f} % of that.",
-    ]
-    return " ".join(sentences)
+    )
 
 
 def large_batches(found: Found) -> str:
@@ -211,8 +211,7 @@ def counts(found: Found) -> str:
 
 def all_claims(found: Found) -> str:
     """The report's first table."""
-    table = claims(found)
-    return markdown(table.columns, table.rows)
+    return part_of(claims(found))
 
 
 def one_claim(key: str, found: Found) -> str:
@@ -281,10 +280,9 @@ def alone(found: Found) -> str:
 
 def weight(found: Found) -> str:
     """Accuracy against QARe's weight."""
-    parts = []
+    columns, parts = ("weight of QARe", "difference to plain", "effective rank"), []
     for sweep in (sweep for group in probed(found) for sweep in sweeps(group)):
-        columns = ("weight of QARe", "difference to plain", "effective rank")
-        parts += [text(sweep_answer(sweep)), markdown(columns, picked(sweep_table(sweep), *columns))]
+        parts += [text(sweep_answer(sweep)), part_of(sweep_table(sweep), *columns)]
     return "\n\n".join(parts)
 
 
@@ -292,7 +290,7 @@ def ablation(found: Found) -> str:
     """One change at a time."""
     columns, parts = ("change", "weight", "difference to plain", "effective rank"), []
     for group in filter(is_ablation, found):
-        parts += [text(ablation_answer(group)), markdown(columns, picked(ablation_table(group), *columns))]
+        parts += [text(ablation_answer(group)), part_of(ablation_table(group), *columns)]
     return "\n\n".join(parts)
 
 
@@ -300,8 +298,7 @@ def tuned(found: Found) -> str:
     """What set-level terms add once every objective is tuned."""
     parts = []
     for setting in settings(collect(RESULTS)[0], found):
-        tables = (tuned_table(setting), trials_table(setting))
-        parts += [text(tuned_answer(setting)), *(markdown(table.columns, table.rows) for table in tables)]
+        parts += [text(tuned_answer(setting)), part_of(tuned_table(setting)), part_of(trials_table(setting))]
     return "\n\n".join(parts) or "Not run yet: `setwise reproduce tuning` makes the trials."
 
 
@@ -325,14 +322,13 @@ def drawn(one: Map) -> str:
 
 def paying(found: Found) -> str:
     """Where a set-level term pays: a sentence, a picture and a table."""
-    parts = []
+    columns, parts = ("factor", "level", "term", "SimCLR, tuned", "difference", "Holm", "again, other seeds"), []
     for one in found_maps(found):
         parts.append(text(map_answer(one), left_of_map(one.data, RESULTS)))
         if one.tested:
             parts.append(f"![Differences with their intervals, factor by factor]({picture_of(one).name})")
         table = map_table(one)
-        columns = ("factor", "level", "term", "SimCLR, tuned", "difference", "Holm", "again, other seeds")
-        parts.append(markdown(columns, picked(table, *columns)) if table.rows else "")
+        parts.append(part_of(table, *columns) if table.rows else "")
     return "\n\n".join(filter(None, parts)) or text("Not run yet:", left_of_map("cifar10", RESULTS))
 
 
@@ -384,11 +380,10 @@ def bitext(found: Found) -> str:
 
 def evidence_views(found: Found) -> str:
     """SimCLR with and without QARe, tuned and not."""
-    lines = [
+    return bullets(
         f"Tuned alike, QARe adds {tuned_gains(found)}.",
         f"Untuned, QARe helps: {counted(CLAIMS['helps'].answers(found))} (SparseCLR and matching too).",
-    ]
-    return "\n".join(f"- {line}" for line in lines)
+    )
 
 
 def evidence_false_negatives(found: Found) -> str:
@@ -416,10 +411,9 @@ def evidence_pairs(size: int, found: Found) -> str:
         plain = mean_std([*recalls[stage, size, "plain"].values()])
         best = max(gains_of_terms(stage)[size], key=lambda gain: gain.mean)
         lines.append(
-            f"- {words}: {size:,} pairs give {shown(plain)} %; "
-            f"the best of {len(BITEXT_TERMS)} terms adds {shown(best)}."
+            f"{words}: {size:,} pairs give {shown(plain)} %; the best of {len(BITEXT_TERMS)} terms adds {shown(best)}."
         )
-    return "\n".join(lines)
+    return bullets(*lines)
 
 
 def evidence_untuned(found: Found) -> str:
@@ -433,12 +427,11 @@ def evidence_untuned(found: Found) -> str:
 
 def evidence_matching(found: Found) -> str:
     """What QARe adds to InfoNCE where sets are matched."""
-    return "\n".join(
-        f"- {group.setting}: {shown(gain)} points, {gain.n} seeds."
-        for group in found
-        if group.kind == "matching"
-        for row, gain in compared(group, "qare")
-        if row.base == "infonce"
+    matching = [
+        (group.setting, *pair) for group in found if group.kind == "matching" for pair in compared(group, "qare")
+    ]
+    return bullets(
+        *(f"{where}: {shown(gain)} points, {gain.n} seeds." for where, row, gain in matching if row.base == "infonce")
     )
 
 
@@ -468,8 +461,7 @@ def spectrum(found: Found) -> str:
 
 def changes(found: Found) -> str:
     """What the baseline depends on."""
-    columns = ("method", "recipe", "compared to", "probe accuracy", "difference")
-    return markdown(columns, picked(changes_table(found), *columns))
+    return part_of(changes_table(found), "method", "recipe", "compared to", "probe accuracy", "difference")
 
 
 def missing(found: Found) -> str:
@@ -493,37 +485,19 @@ def safe(found: Found) -> str:
     return text(*(sweep_answer(sweep) for group in probed(found) for sweep in sweeps(group)))
 
 
+NAMED = (
+    *(short_answer, answer, fast, speed, counts, later, terms, term_times, alone, weight, ablation, tuned, bitext),
+    *(evidence_views, evidence_untuned, evidence_labels, evidence_false_negatives, evidence_matching, evidence_large),
+    *(large_batches, spectrum, changes, missing, safe),
+)
 PLACES: dict[str, Callable[[Found], str]] = {
-    "short-answer": short_answer,
-    "answer": answer,
-    "fast": fast,
-    "speed": speed,
-    "counts": counts,
-    "claims": all_claims,
+    **{function.__name__.replace("_", "-"): function for function in NAMED},
     **{key: partial(one_claim, key) for key in CLAIMS},
-    "later": later,
-    "terms": terms,
-    "term-times": term_times,
-    "alone": alone,
-    "weight": weight,
-    "ablation": ablation,
-    "tuned": tuned,
+    "claims": all_claims,
     "map": paying,
-    "bitext": bitext,
-    "evidence-views": evidence_views,
+    "sets": known_sets,
     "evidence-pairs": partial(evidence_pairs, 29_000),
     "evidence-few-pairs": partial(evidence_pairs, 1_000),
-    "evidence-untuned": evidence_untuned,
-    "evidence-labels": evidence_labels,
-    "evidence-false-negatives": evidence_false_negatives,
-    "evidence-matching": evidence_matching,
-    "evidence-large": evidence_large,
-    "sets": known_sets,
-    "large-batches": large_batches,
-    "spectrum": spectrum,
-    "changes": changes,
-    "missing": missing,
-    "safe": safe,
 }
 
 
