@@ -36,8 +36,6 @@ class Contrastive(Method):
         small_area: tuple[float, float] = (0.05, 0.4),
     ) -> None:
         super().__init__()
-        if views < 2:
-            raise ValueError(f"expected at least two views to contrast, got {views}; give --method.views 2")
         self.encoder, self.head, self.loss = parts.encoder, parts.head(), parts.loss()
         self.crops = Crops(parts, views=views, small=small, small_side=small_side, small_area=small_area)
         self.views = parts.views
