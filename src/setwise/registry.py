@@ -160,9 +160,9 @@ def _same_origin(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
     return one.__module__ == other.__module__ and names[0] == names[1] and "<locals>" not in names[0]
 
 
-def nearest(name: object, names: Iterable[str], cutoff: float = 0.6) -> str:
+def nearest(name: object, names: Iterable[str]) -> str:
     """The end of a message about an unknown name: the nearest of ``names``, if one is near."""
-    near = get_close_matches(str(name), names, n=1, cutoff=cutoff)
+    near = get_close_matches(str(name), names, n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 

@@ -56,15 +56,15 @@ class Pixels(ABC):
 class StoredPixels(Pixels):
     """Rows of a file of decoded images, read when needed; what the system keeps in its cache is not this process's."""
 
-    def __init__(self, path: Path, shape: Sequence[int], *, offset: int = 0, rows: Tensor | None = None) -> None:
-        """``path`` holds images [N, C, H, W] from byte ``offset`` on; ``rows`` of them count, or all."""
+    def __init__(self, path: Path, shape: Sequence[int], *, rows: Tensor | None = None) -> None:
+        """``path`` holds images [N, C, H, W]; ``rows`` of them count, or all."""
         flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
         self._path, self._file = path, Descriptor(os.open(path, flags))  # readable even after it is replaced or removed
-        self._offset, self._image_bytes = offset, math.prod(shape[1:])
+        self._image_bytes = math.prod(shape[1:])
         self._rows = torch.arange(shape[0], device="cpu") if rows is None else rows
         self.shape = torch.Size((len(self._rows), *shape[1:]))
         self.where = f"in a file of decoded images, {self._image_bytes * len(self) / 1e9:,.2f} GB"
-        needed, length = offset + self._image_bytes * shape[0], os.fstat(self._file.number).st_size
+        needed, length = self._image_bytes * shape[0], os.fstat(self._file.number).st_size
         if length < needed:
             raise DataError(f"expected {path} of {needed:,} bytes, got {length:,}; remove it, it is made again")
 
@@ -97,7 +97,7 @@ class StoredPixels(Pixels):
     def _tell(self, places: Tensor) -> None:
         if hasattr(os, "posix_fadvise"):
             for place in places.tolist():
-                at = self._offset + self._image_bytes * place
+                at = self._image_bytes * place
                 os.posix_fadvise(self._file.number, at, self._image_bytes, os.POSIX_FADV_WILLNEED)
 
     def read(self, places: Tensor, out: Tensor) -> Tensor:
@@ -114,7 +114,7 @@ class StoredPixels(Pixels):
         size, images, numbers = self._image_bytes, out.numpy().reshape(-1), places.tolist()
         starts = (torch.diff(places, prepend=places[:1] - 2) != 1).nonzero().flatten().tolist()
         for first, end in pairwise([*starts, len(numbers)]):
-            view, at = images[size * first : size * end].data, self._offset + size * numbers[first]
+            view, at = images[size * first : size * end].data, size * numbers[first]
             while view:  # a read ends at 2 GiB
                 got = os.preadv(self._file.number, [view], at)
                 if not got:

@@ -48,18 +48,16 @@ def mean_std(values: Sequence[float]) -> MeanStd:
     return MeanStd(fmean(values), stdev(values) if len(values) > 1 else None, len(values))
 
 
-def paired_difference(a: Mapping[int, float], b: Mapping[int, float], level: float = 0.95) -> PairedDifference | None:
-    """Mean of a - b over the seeds that both have, with Student's t interval; None where they share no seed.
+def paired_difference(a: Mapping[int, float], b: Mapping[int, float]) -> PairedDifference | None:
+    """Mean of a - b over the seeds that both have, with Student's t interval; None if they share none.
 
-        mean ± t(n-1, (1 + level) / 2) · s / √n
+        mean ± t(n-1, 0.975) · s / √n, a 95 % interval
 
     s is the sample standard deviation of the n differences, which are taken as normal. Runs of one seed share their
     first weights and their batches, and a difference cancels what these do to both. Equal differences other than zero
     have an infinite interval: accuracies are counts, and two seeds agree to the digit by chance in about one of a
     hundred cases.
     """
-    if not 0 < level < 1:
-        raise ValueError(f"expected a level between 0 and 1, got {level}")
     seeds = tuple(sorted(a.keys() & b.keys()))
     if not seeds:
         return None
@@ -71,7 +69,7 @@ def paired_difference(a: Mapping[int, float], b: Mapping[int, float], level: flo
     from scipy.special import stdtr, stdtrit
 
     error = found.std / math.sqrt(found.n)
-    half = float(stdtrit(found.n - 1, (1 + level) / 2)) * error
+    half = float(stdtrit(found.n - 1, 0.975)) * error
     p = float(2 * stdtr(found.n - 1, -abs(found.mean) / error)) if error else 1.0
     return PairedDifference(found.mean, found.mean - half, found.mean + half, found.n, seeds, p)
 
