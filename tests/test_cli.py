@@ -113,7 +113,6 @@ def test_shells_complete(tmp_path, capsys):
         f"setwise pretrain --recipe {QARE.removesuffix('-qare')}": f"{QARE.removesuffix('-qare')} {QARE}",
         "setwise match --recipe paper/digits-conv4": "",
         "setwise recipes enc": "encoders",
-        "setwise recipes speedrun/c": "speedrun/cifar10",
     }
     command = ["bash", "--norc", "-c", COMPLETE, "bash", str(tmp_path / "bash"), *offered]
     run = subprocess.run(command, capture_output=True, text=True, check=True)

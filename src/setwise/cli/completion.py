@@ -15,10 +15,9 @@ def completion(
 ) -> None:
     """Print a script that lets a shell complete commands and options; bash: `source <(setwise completion bash)`."""
     from setwise.cli import COMMANDS, app_of
-    from setwise.paper.recipes import CELLS
 
     commands = COMMANDS | {command: _all_options(command) for command in ABOUT}
-    commands["recipes"] = dict.fromkeys((*KINDS, *CELLS), recipes)  # tyro completes commands, not what follows one
+    commands["recipes"] = dict.fromkeys(KINDS, recipes)  # tyro completes commands, not what follows one
     app_of(commands).cli(prog="setwise", args=["--tyro-print-completion", shell])
 
 
