@@ -1,152 +1,235 @@
-"""Tables of benchmarks/sets_study.py's runs, which readme.py puts on the page of sets."""
+"""What the study of sets says, for the page of sets: a picture, the answers in short, one table for each question."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from setwise.records.statistics import mean_std, paired_difference
+from sets_runs import (
+    DATA,
+    HARD,
+    ONE,
+    QUADRATIC,
+    SAME,
+    STAGES,
+    WAYS,
+    Row,
+    Study,
+    Way,
+    Ways,
+    from_to,
+    gain,
+    machines,
+    markdown,
+    name,
+    study,
+    values,
+)
+from setwise.records.statistics import PairedDifference, mean_std, paired_difference
+from setwise.report.page import Panel, line_picture
 from setwise.report.tables import Cell, shown
 
-DATA = {
-    "en-de": "English–German, 29,000 lines",
-    "en-fr": "English–French, 29,000 lines",
-    "en-de-few": "English–German, 4,096 lines",
-    "en-fr-few": "English–French, 4,096 lines",
-    "halves": "halves of CIFAR-10",
-}
-WAYS = {
-    "same": '`"same"`',
-    "hard": '`"hard"`',
-    "one-to-one": '`"one-to-one"`',
-    "quadratic": '`"quadratic"`',
-    "sparse": "row-wise, sparse",
-    "assignment-entropy": "one-to-one, entropic",
-    "assignment-sparse": "one-to-one, sparse",
-}
-SCENES = {"cold": "from the first step", "weak": "weak encoders"}
-STAGES = {
-    "tuned": "Temperature, epochs and price chosen for each way, in {trials} trials on validation data",
-    "untuned": "With the recipe's own numbers, nothing tuned",
-}
-MEASURES = {"recall1": "recall@1, %", "aligned": "partners found inside sets, %"}
-UNTUNED_PRICE = "-0.3"
-Way = tuple[str, bool]  # its name, and whether it has a price
+PICTURE = "docs/sets-by-size.svg"
+PANELS = ("en-de-few", "en-fr-few", "halves")
+LITTLE = 1.0  # a point of recall
+Compared = tuple[Way, Way]
 
 
-class Row(NamedTuple):
-    """What a run of benchmarks/sets_study.py was trained on."""
+class Question(NamedTuple):
+    """A table: which rows it has, and which ways it compares."""
 
-    scene: str
-    missing: float
-    wrong: float
-    data: str
-    group: int
+    title: str
+    topic: str
+    holds: Callable[[Row, Ways], bool]
+    compared: tuple[Compared, ...]
+
+
+def _plain(row: Row) -> bool:
+    return not (row.scene or row.missing or row.wrong)
+
+
+def _priced(way: Way) -> Compared:
+    return (way[0], True), way
+
+
+TRUTHS: tuple[Compared, ...] = ((HARD, SAME), (ONE, SAME))
+LOSSES: tuple[Compared, ...] = ((("assignment-entropy", False), SAME), (("sparse", False), SAME))
+QUESTIONS = {
+    "size": Question(
+        "How large may the sets be?",
+        "Larger sets",
+        lambda row, ways: _plain(row) and row.data != "halves",
+        (*TRUTHS, *LOSSES),
+    ),
+    "wrong": Question(
+        "What if some sets are wrong?", "Wrong sets", lambda row, ways: row.wrong > 0, (*TRUTHS, (ONE, HARD))
+    ),
+    "missing": Question(
+        "What if some items have no partner?",
+        "Items without a partner",
+        lambda row, ways: row.missing > 0,
+        (*TRUTHS, _priced(SAME), _priced(ONE)),
+    ),
+    "halves": Question(
+        "Is it so for images?",
+        "Halves of images",
+        lambda row, ways: _plain(row) and row.data == "halves",
+        (*TRUTHS, (ONE, HARD)),
+    ),
+    "quadratic": Question(
+        "Does structure help?",
+        "Structure",
+        lambda row, ways: bool(row.scene) or QUADRATIC in ways,
+        (*TRUTHS, (QUADRATIC, SAME), (QUADRATIC, ONE)),
+    ),
+}
+
+
+class Answer(NamedTuple):
+    """A row of a question, from the runs of one stage."""
+
+    row: Row
+    stage: str
+    ways: Ways
 
     @property
-    def kind(self) -> str:
-        """The table that it belongs to."""
-        return "other" if self.scene else "missing" if self.missing else "wrong" if self.wrong else "plain"
+    def parts(self) -> list[str]:
+        """What it is, for people."""
+        return [*self.row.parts, self.stage]
 
-    def __str__(self) -> str:
-        """For people."""
-        shares = ((self.missing, "of items without a partner"), (self.wrong, "of sets wrong"))
-        parts = [
-            DATA[self.data],
-            f"sets of {self.group}",
-            *(f"{share:.0%} {what}" for share, what in shares if share),
+
+def answers(found: Study, question: Question) -> list[Answer]:
+    """Its rows, tuned ones first. A row that has tuned runs is not there with untuned ones."""
+    chosen: dict[Row, Answer] = {}
+    for stage in STAGES:
+        for row, ways in found.stages[stage].items():
+            if values(ways, SAME) and question.holds(row, ways):
+                chosen.setdefault(row, Answer(row, stage, ways))
+    return list(chosen.values())
+
+
+def what_sets_say(path: Path) -> str:
+    """The picture, the answers in short, and the tables."""
+    found = study(path)
+    tables = [_table(found, question) for question in QUESTIONS.values()]
+    if not any(tables):
+        return "Not run yet: `python benchmarks/sets_study.py` makes the runs."
+    picture = f"![Recall@1 by the size of the sets, one line for each way]({PICTURE})" if picture_of_sets(path) else ""
+    return "\n\n".join(filter(None, [picture, sets_in_short(path), *tables]))
+
+
+def _table(found: Study, question: Question) -> str:
+    """What the question compares, where there are runs; what all rows share is said above it."""
+    rows = answers(found, question)
+    gains = [[gain(one.ways, a, b) for a, b in question.compared] for one in rows]
+    used = [i for i in range(len(question.compared)) if any(cells[i] for cells in gains)]
+    if not used:
+        return ""
+    shared = [part for part in rows[0].parts if all(part in one.parts for one in rows)] if len(rows) > 1 else []
+    table: list[list[Cell]] = [
+        [
+            ", ".join(part for part in one.parts if part not in shared) or "as usual",
+            mean_std([*values(one.ways, SAME).values()]),
+            *(cells[i] for i in used),
         ]
-        return ", ".join(filter(None, [*parts, SCENES.get(self.scene, "")]))
+        for one, cells in zip(rows, gains, strict=True)
+    ]
+    seeds = [len(values(one.ways, SAME)) for one in rows]
+    seeds += [cell.n for cells in gains for cell in cells if cell is not None]
+    ways = {way for i in used for way in question.compared[i]}
+    trials = [found.tries(one.row, way) for one in rows if one.stage == "tuned" for way in ways if one.ways.get(way)]
+    runs = (run for one in rows for way in ways for run in one.ways.get(way, []))
+    about = [part for part in shared if part != "tuned"] + [f"{from_to(seeds)} seeds"]
+    about += [f"tuned in {from_to(trials)} trials"] if trials else []
+    columns = ["recall@1, %", name(SAME), *(_adds(*question.compared[i]) for i in used)]
+    return f"### {question.title}\n\n{', '.join(about)} ({machines(runs)}):\n\n{markdown(columns, table)}"
 
 
-Ways = dict[Way, list[dict[str, Any]]]
+def _adds(way: Way, other: Way) -> str:
+    """The title of a column."""
+    if way == (other[0], True):
+        return f"a price adds to {name(other)}"
+    return f"{name(way)} adds" if other == SAME else f"{name(way)} − {name(other)}"
 
 
-def runs_of(stage: str, runs: Iterable[dict[str, Any]]) -> dict[Row, Ways]:
-    """The runs of each way in each row."""
-    rows: dict[Row, Ways] = {}
-    for run in runs:
-        if run["stage"] == stage:
-            shares = (run.get(name, 0.0) for name in ("missing", "wrong"))
-            row = Row(run.get("scene", ""), *shares, run["data"], run["group"])
-            rows.setdefault(row, {}).setdefault((run["way"], run.get("priced", False)), []).append(run)
-    return dict(sorted(rows.items()))
+def sets_in_short(path: Path) -> str:
+    """A sentence for each question, with its largest number."""
+    return "\n".join(f"- {line}" for line in _in_short(study(path)))
 
 
-def tables_of_sets(path: Path) -> str:
-    """Which truth is best where only sets are known: what there is in the study's file."""
-    every = json.loads(path.read_text()).values() if path.exists() else ()
-    parts, trials = [], runs_of("trial", every)
-    made = _from_to(len(runs) for ways in trials.values() for runs in ways.values())
-    for stage, about in STAGES.items():
-        rows = runs_of(stage, every)
-        if not rows:
-            continue
-        names = {run["device"] for ways in rows.values() for runs in ways.values() for run in runs}
-        where = ", ".join(sorted(name if "NVIDIA" in name else f"CPU, {name}" for name in names))
-        parts.append(f"{about.format(trials=made)} ({where}):")
-        for kind in ("plain", "missing", "wrong", "other"):
-            some = {row: ways for row, ways in rows.items() if row.kind == kind}
-            parts += [_sets_table(some, measure) for measure in MEASURES]
-        parts.append(_alone_table(rows, trials))
-    return "\n\n".join(filter(None, parts)) or "Not run yet: `python benchmarks/sets_study.py` makes the runs."
+def cost_of_sets(path: Path) -> str:
+    """What it costs not to know the pairs, a sentence for each data set."""
+    found = study(path)
+    return "\n".join(f"- {line}" for line in (_cost(found, data) for data in DATA) if line)
 
 
-def _from_to(counts: Iterable[int]) -> str:
-    """The least and the most of some counts: "3", or "3 to 10"."""
-    some = sorted(set(counts)) or [0]
-    return " to ".join(map(str, dict.fromkeys((some[0], some[-1]))))
+def _in_short(found: Study) -> Iterator[str]:
+    yield from filter(None, (_cost(found, data) for data in DATA))
+    for key, question in QUESTIONS.items():
+        if key != "quadratic":
+            yield from _at_most(f"{question.topic}: {name(ONE)} adds", _most(found, key, [(ONE, SAME)]))
+    yield from _at_most("A price in training adds", _most(found, "missing", [_priced(SAME), _priced(ONE)]))
+    structure = _most(found, "quadratic", [(QUADRATIC, ONE)])
+    yield from _at_most(f"Structure: {name(QUADRATIC)} adds to {name(ONE)}", structure)
+    if cold := _most(found, "quadratic", [*TRUTHS, (QUADRATIC, SAME)], cold=True):
+        yield f"From the first step on: the best truth other than {name(SAME)} adds {shown(cold[0])}."
 
 
-def _name(way: Way) -> str:
-    return f"{WAYS[way[0]]}{' at a price' if way[1] else ''}"
+Most = tuple[PairedDifference, Answer]
 
 
-def _sets_table(rows: dict[Row, Ways], measure: str) -> str:
-    """The measure of "same", and what the other ways add to it, seed by seed; "" where there is none."""
-    table: list[list[Cell]] = []
-    same, hard, one, quadratic = ((name, False) for name in ("same", "hard", "one-to-one", "quadratic"))
-    present = {way for ways in rows.values() for way in ways}
-    others = [(name, priced) for name in WAYS for priced in (False, True) if (name, priced) in present - {same}]
-    compared = [(way, same) for way in others]
-    compared += [pair for pair in ((one, hard), (quadratic, one)) if present.issuperset(pair)]
-    for row, ways in rows.items():
-        values = {
-            way: {run["seed"]: 100 * run["final"][measure] for run in runs if measure in run["final"]}
-            for way, runs in ways.items()
-        }
-        if not values.get(same):
-            continue
-        gains = [paired_difference(values.get(a, {}), values.get(b, {})) for a, b in compared]
-        seeds = _from_to([len(values[same]), *(gain.n for gain in gains if gain is not None)])
-        table.append([str(row), seeds, mean_std([*values[same].values()]), *gains])
-    columns = [MEASURES[measure], "seeds", _name(same)]
-    columns += [f"{_name(a)} adds" if b == same else f"{_name(a)} − {_name(b)}" for a, b in compared]
-    return markdown(columns, table) if table else ""
+def _most(found: Study, key: str, compared: list[Compared], *, cold: bool = False) -> Most | None:
+    """The largest difference of a question, and where it is; ``cold`` is where truths begin at the first step."""
+    rows = [one for one in answers(found, QUESTIONS[key]) if (one.row.scene == "cold") == cold]
+    gains = [(gain(one.ways, a, b), one) for one in rows for a, b in compared]
+    return max(((most, one) for most, one in gains if most), key=lambda pair: pair[0].mean, default=None)
 
 
-def _alone_table(rows: dict[Row, Ways], trials: dict[Row, Ways]) -> str:
-    """How well "no partner" is known, at the price of sw.align that was best for it in the trial that was chosen."""
-    table: list[list[Cell]] = []
-    for row, ways in rows.items():
-        for way, runs in ways.items() if row.missing else ():
-            tried = [one for one in trials.get(row, {}).get(way, []) if one["changes"] == runs[0]["changes"]]
-            prices = tried[0]["final"]["alone"] if tried else {UNTUNED_PRICE: [1.0, 1.0]}
-            price = max(prices, key=lambda price: _f1(*prices[price]))
-            both = zip(*(run["final"]["alone"][price] for run in runs), strict=True)
-            means = [mean_std([100 * x for x in values]) for values in both]
-            table.append([str(row), _name(way), price, *means, str(len(runs))])
-    columns = ("no partner", "truth in training", "price of `sw.align`", "precision, %", "recall, %", "seeds")
-    return markdown(columns, table) if table else ""
+def _at_most(words: str, best: Most | None) -> Iterator[str]:
+    if best:
+        yield f"{words} at most {shown(best[0])} ({', '.join(best[1].parts)})."
 
 
-def _f1(precision: float, recall: float) -> float:
-    return 2 * precision * recall / (precision + recall) if precision + recall else 0.0
+def _cost(found: Study, data: str) -> str:
+    """What it costs not to know the pairs: sets of one are pairs. One stage for all sizes, that with the most."""
+    by_stage = {
+        stage: {row.group: values(ways, SAME) for row, ways in rows.items() if _plain(row) and row.data == data}
+        for stage, rows in found.stages.items()
+    }
+    stage = max(STAGES, key=lambda stage: len(by_stage[stage]) if by_stage[stage].get(1) else 0)
+    pairs = by_stage[stage].pop(1, {})
+    costs = {group: paired_difference(pairs, some) for group, some in sorted(by_stage[stage].items())}
+    known = {group: cost for group, cost in costs.items() if cost is not None}
+    if not known:
+        return ""
+    large = next((group for group, cost in known.items() if cost.mean >= LITTLE), None)
+    small = [group for group in known if large is None or group < large]
+    words = f"Not knowing the pairs costs {name(SAME)} "
+    words += f"less than a point of recall@1 up to sets of {small[-1]}" if small else ""
+    words += " and " if small and large else ""
+    words += f"{shown(known[large]).replace('+', '')} points in sets of {large}" if large else ""
+    return f"{words} ({DATA[data]}, {stage})."
 
 
-def markdown(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
-    """A table."""
-    lines = [columns, ["---"] * len(columns), *([shown(cell) for cell in row] for row in rows)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+def picture_of_sets(path: Path) -> str:
+    """Recall by the size of the sets, a panel for each data set that has several; "" where none has."""
+    found, panels, ways = study(path), [], [(one, False) for one in WAYS if one != "quadratic"]
+    for data in PANELS:
+        rows = [one for one in answers(found, Question("", "", lambda row, _: _plain(row), ())) if one.row.data == data]
+        rows.sort(key=lambda one: one.row.group)
+        points: dict[str, list[tuple[float, float]]] = {name(way).replace("`", ""): [] for way in ways}
+        bands: dict[str, list[tuple[float, float, float]]] = {line: [] for line in points}
+        for one in rows:
+            for way, line in zip(ways, points, strict=True):
+                mean = paired_difference(some := values(one.ways, way), dict.fromkeys(some, 0.0))
+                if mean is not None:
+                    points[line].append((one.row.group, mean.mean))
+                    edges = [min(100.0, max(0.0, edge)) for edge in (mean.low, mean.high) if edge is not None]
+                    bands[line] += [(one.row.group, edges[0], edges[1])] if edges else []
+        hollow = [(line, float(one.row.group)) for line in points for one in rows if one.stage == "untuned"]
+        stages = list(dict.fromkeys(one.stage for one in rows))
+        title = f"{DATA[data]}, {stages[0] if len(stages) == 1 else 'hollow: untuned'}"
+        panels += [Panel(title, points, bands, hollow)] if len(rows) > 1 else []
+    title = "Recall@1 in %, by the size of the sets"
+    return line_picture(title, panels, x="items in a set", log="x") if panels else ""

@@ -15,7 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from known_sets import markdown, tables_of_sets
+from known_sets import PICTURE, cost_of_sets, picture_of_sets, what_sets_say
+from sets_details import all_tables_of_sets
+from sets_runs import markdown
 from setwise.paper.ablation import ablation_answer, ablation_table, is_ablation
 from setwise.paper.claims import CLAIMS, claims, compared, counted, differences, surviving
 from setwise.paper.collected import Group, collect, groups, probed
@@ -42,6 +44,7 @@ FILES = (
     "docs/index.md",
     "docs/how-to/sets.md",
     "docs/overview.md",
+    "docs/sets-measured.md",
     "docs/terms.md",
 )
 PLACE = re.compile(r"(<!-- from results: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -447,7 +450,17 @@ def evidence_large(found: Found) -> str:
 
 def known_sets(found: Found) -> str:
     """Which truth is best where only sets are known."""
-    return tables_of_sets(RESULTS / "sets.json")
+    return what_sets_say(RESULTS / "sets.json")
+
+
+def evidence_sets(found: Found) -> str:
+    """What it costs to know sets and no pairs."""
+    return cost_of_sets(RESULTS / "sets.json")
+
+
+def all_sets(found: Found) -> str:
+    """Every table of the study of sets."""
+    return all_tables_of_sets(RESULTS / "sets.json")
 
 
 def spectrum(found: Found) -> str:
@@ -498,6 +511,8 @@ PLACES: dict[str, Callable[[Found], str]] = {
     "sets": known_sets,
     "evidence-pairs": partial(evidence_pairs, 29_000),
     "evidence-few-pairs": partial(evidence_pairs, 1_000),
+    "evidence-sets": evidence_sets,
+    "sets-all": all_sets,
 }
 
 
@@ -521,6 +536,7 @@ def main() -> None:
         path.write_text(fill(path.read_text(), found, os.path.dirname(name)))
     for one in found_maps(found):
         picture_of(one).write_text(drawn(one))
+    (ROOT / PICTURE).write_text(picture_of_sets(RESULTS / "sets.json"))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from html import escape
 from itertools import pairwise
 from statistics import median
@@ -24,6 +24,23 @@ MARKS = 7  # powers of ten at most, on a logarithmic axis
 WIDEST = 4.0  # times the median: wider intervals are cut, or the others could not be told apart
 
 
+class Key(NamedTuple):
+    """What a legend says of a line: its look, its last value, and how many of its values cannot be drawn."""
+
+    name: str
+    look: str
+    last: str
+    lost: str
+
+
+class Lines(NamedTuple):
+    """What an ``svg`` of lines over two axes holds, and what its legend says. ``furthest`` is the last x."""
+
+    inside: str
+    keys: list[Key]
+    furthest: str
+
+
 def chart(
     title: str,
     series: Mapping[str, Points],
@@ -39,6 +56,39 @@ def chart(
     ``log`` names the logarithmic axes: "", "x", "y" or "xy"; what is not above zero cannot be drawn on them. ``bands``
     are shaded behind the lines of their names.
     """
+    drawn = lines(series, x=x, y=y, log=log, bands=bands)
+    if drawn is None:
+        return f"<figure>{caption(title)}<p>No values.</p>{small(note)}</figure>"
+    legend = "".join(f"<li>{swatch(key)}{escape(key.name)} <b>{key.last}</b>{key.lost}</li>" for key in drawn.keys)
+    says = "; ".join(f"{key.name}: {key.last}{key.lost}" for key in drawn.keys)
+    label = escape(f"{title}. {y} by {x}, last values: {says}")
+    return (
+        f'<figure class="chart">{caption(title)}'
+        f'<svg viewBox="0 0 {WIDTH:g} {HEIGHT:g}" role="img" aria-label="{label}">{drawn.inside}</svg>'
+        f'<div class="soft">{escape(x)} <output>{drawn.furthest}</output></div>'
+        f'<ul class="legend">{legend}</ul>{small(note)}</figure>'
+    )
+
+
+def swatch(key: Key) -> str:
+    """A line's look, beside its name in a legend."""
+    return f'<svg viewBox="0 0 30 10" aria-hidden="true"><path {key.look} d="M0 5H30"/></svg>'
+
+
+def lines(
+    series: Mapping[str, Points],
+    *,
+    x: str,
+    y: str,
+    log: str = "",
+    bands: Bands | None = None,
+    hollow: Collection[tuple[str, float]] | None = None,
+    height: float = HEIGHT,
+) -> Lines | None:
+    """The drawing of a ``chart``, ``WIDTH`` wide; None where no value can be drawn.
+
+    With ``hollow`` every point has a dot: a hollow one where the line's name and the point's x are in it.
+    """
     if log not in ("", "x", "y", "xy"):
         raise ValueError(f"expected log to be '', 'x', 'y' or 'xy', got {log!r}")
 
@@ -52,7 +102,7 @@ def chart(
     kept = {name: thinned(points, drawable) for name, points in series.items()}
     finite = [point for points in kept.values() for point in points if drawable(point)]
     if not finite:
-        return f"<figure>{caption(title)}<p>No values.</p>{small(note)}</figure>"
+        return None
     shades: dict[str, list[tuple[float, float, float]]] = {}
     for name, rows in (bands or {}).items():
         if name in series:
@@ -60,7 +110,7 @@ def chart(
     edges = [edge for band in shades.values() for _, low, high in band for edge in (low, high)]
     x_ticks, x_low, x_high = (_log_axis if "x" in log else _axis)([point[0] for point in finite], margin=0.0)
     y_ticks, y_low, y_high = (_log_axis if "y" in log else _axis)([*(p[1] for p in finite), *edges], margin=0.05)
-    left, right, bottom = 8 + LETTER * max(map(len, y_ticks)), WIDTH - RIGHT, HEIGHT - BOTTOM
+    left, right, bottom = 8 + LETTER * max(map(len, y_ticks)), WIDTH - RIGHT, height - BOTTOM
 
     def across(value: float) -> str:
         return f"{left + _share(value, x_low, x_high, 'x' in log) * (right - left):.1f}"
@@ -74,8 +124,8 @@ def chart(
     grid += "".join(f"M{left:g} {down(v)}H{right:g}" for v in y_ticks.values())
     texts = [_text(across(v), f"{bottom + 16:g}", "middle", label) for label, v in x_ticks.items()]
     texts += [_text(f"{left - 5:g}", down(v, 4), "end", label) for label, v in y_ticks.items()]
-    texts += [_text(f"{right:g}", f"{HEIGHT - 5:g}", "end", x), _text("2", "13", "start", y)]
-    behind, lines, legend, says = [], [], [], []
+    texts += [_text(f"{right:g}", f"{height - 5:g}", "end", x), _text("2", "13", "start", y)]
+    behind, paths, keys = [], [], []
     furthest = f"{max(point[0] for point in finite):.9g}"
     for i, (name, points) in enumerate(kept.items()):
         colour, dash = f"c{i % COLOURS}", DASHES[i % len(DASHES)]
@@ -90,25 +140,21 @@ def chart(
                 place = across(point[0]), down(point[1])
                 path += ("L" if drawable(before) else "M") + " ".join(place)
                 values.append(f"{point[0]:.9g},{point[1]:.5g}")
-                if not drawable(before) and not drawable(after):  # alone between gaps
-                    dots += f'<circle class="{colour}" cx="{place[0]}" cy="{place[1]}" r="3"/>'
+                alone = not drawable(before) and not drawable(after)  # between gaps
+                if alone or hollow is not None:
+                    ring = "ring " if (name, point[0]) in (hollow or ()) else ""
+                    dots += f'<circle class="{ring}{colour}" cx="{place[0]}" cy="{place[1]}" r="3"/>'
         at, last = values[-1].split(",") if values else ("", "no values")
         last += f" (at {at})" if at and at != furthest else ""
         gaps = sum(not drawable((float(u), float(v))) for u, v in series[name])
         lost = f" ({gaps} not {'above zero' if log else 'finite'})" if gaps else ""
-        lines.append(f'<path {look} d="{path}" data-v="{" ".join(values)}"><title>{escape(name)}</title></path>{dots}')
-        swatch = f'<svg viewBox="0 0 30 10" aria-hidden="true"><path {look} d="M0 5H30"/></svg>'
-        legend.append(f"<li>{swatch}{escape(name)} <b>{last}</b>{lost}</li>")
-        says.append(f"{name}: {last}{lost}")
-    label = escape(f"{title}. {y} by {x}, last values: " + "; ".join(says))
-    return (
-        f'<figure class="chart">{caption(title)}'
-        f'<svg viewBox="0 0 {WIDTH:g} {HEIGHT:g}" role="img" aria-label="{label}">'
+        paths.append(f'<path {look} d="{path}" data-v="{" ".join(values)}"><title>{escape(name)}</title></path>{dots}')
+        keys.append(Key(name, look, last, lost))
+    inside = (
         f'<path class="grid" d="{grid}"/>{"".join(texts)}\n'
-        f'<path class="cursor" data-span="{TOP:g}V{bottom:g}" d=""/>' + "\n".join([*behind, *lines]) + "</svg>"
-        f'<div class="soft">{escape(x)} <output>{furthest}</output></div>'
-        f'<ul class="legend">{"".join(legend)}</ul>{small(note)}</figure>'
+        f'<path class="cursor" data-span="{TOP:g}V{bottom:g}" d=""/>' + "\n".join([*behind, *paths])
     )
+    return Lines(inside, keys, furthest)
 
 
 class Interval(NamedTuple):

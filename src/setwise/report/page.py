@@ -9,12 +9,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from setwise.report.chart import COLOURS, Interval, Points, chart, interval_bars, intervals, small
+from setwise.report.chart import COLOURS, WIDTH, Bands, Interval, Points, chart, interval_bars, intervals, lines, small
 from setwise.report.chart import caption as caption_of
 from setwise.terminal import visible
 from setwise.training.checkpoint import write_text
@@ -320,7 +320,7 @@ class Page:
         write_text(path, self.html())
 
 
-# A picture of intervals as a file of its own: widths of its columns, heights of its rows.
+# Pictures as files of their own. That of intervals: widths of its columns, heights of its rows.
 NAMES, BARS, WORDS, ROW = 320, 330, 210, 22
 DRAWN = """text{fill:var(--ink);font:12.5px system-ui,sans-serif}.head{font-weight:600}.back{fill:var(--page)}
 .grid{stroke:var(--line)}.zero{stroke:var(--soft)}.line{stroke-width:2}
@@ -348,6 +348,49 @@ def interval_picture(title: str, rows: Sequence[Interval]) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {y + ROW}" role="img" '
         f'aria-label="{escape(title)}"><style>{PALETTE}{DRAWN}{STROKES}</style>'
         f'<rect class="back" width="100%" height="100%"/>{head}\n' + "\n".join(parts) + "</svg>\n"
+    )
+
+
+class Panel(NamedTuple):
+    """Lines of a picture, as ``chart`` and ``lines`` take them."""
+
+    title: str
+    series: Mapping[str, Points]
+    bands: Bands
+    hollow: Collection[tuple[str, float]]
+
+
+# A picture of lines: heights of a panel and of the space below it; the legend's lines, and a letter of its names.
+PANEL, SPACE, SWATCH, GLYPH = 190, 10, 22, 7
+OVER = "circle.ring{fill:var(--page);stroke-width:1.5}.line{fill:none}.band{opacity:.18;stroke:none}\n"
+
+
+def line_picture(title: str, panels: Sequence[Panel], *, x: str, log: str = "") -> str:
+    """Lines in panels, one below the other, as an SVG file, which follows the reader's light or dark theme.
+
+    All panels have the same names, in the same order; a name without any value is not in the legend.
+    """
+    drawn = [
+        lines(one.series, x=x, y=one.title, log=log, bands=one.bands, hollow=one.hollow, height=PANEL) for one in panels
+    ]
+    used = {name for one in panels for name, points in one.series.items() if points}
+    keys = [key for key in next((one.keys for one in drawn if one), []) if key.name in used]
+    beside = min((int(WIDTH) // (2 * SWATCH + GLYPH * len(key.name)) for key in keys), default=1)
+    parts, y = [], ROW
+    for i, key in enumerate(keys):
+        left, row = 8 + int(WIDTH) // beside * (i % beside), y + ROW * (i // beside)
+        parts.append(f'<path {key.look} d="M{left} {row + 8}h{SWATCH}"/>')
+        parts.append(f'<text x="{left + SWATCH + 6}" y="{row + 12}">{escape(key.name)}</text>')
+    y += ROW * -(-len(keys) // beside) + SPACE
+    for one in filter(None, drawn):
+        parts.append(f'<svg y="{y}" width="{WIDTH:g}" height="{PANEL}">{one.inside}</svg>')
+        y += PANEL + SPACE
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{1.2 * WIDTH:g}" viewBox="0 0 {WIDTH:g} {y}" role="img" '
+        f'aria-label="{escape(title)}"><style>{PALETTE}{DRAWN}{STROKES}{OVER}</style>'
+        f'<rect class="back" width="100%" height="100%"/><text class="head" x="8" y="16">{escape(title)}</text>\n'
+        + "\n".join(parts)
+        + "</svg>\n"
     )
 
 
