@@ -89,6 +89,7 @@ Made from the records in `results/runs` when the site is built, by `setwise repo
 
 SPEED_LOOK = """<style>
 .md-typeset .chart { display: block; width: 100%; max-width: 36rem; margin: 1rem 0; text-align: left }
+.md-typeset .chart figcaption { max-width: none; margin: 0; font-style: normal; text-align: left }
 .chart svg { width: 100%; height: auto }
 .chart text { font-size: 10px; fill: currentColor }
 .chart .grid { stroke: currentColor; opacity: .15; fill: none }

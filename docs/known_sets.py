@@ -188,7 +188,7 @@ def _most(found: Study, key: str, compared: list[Compared], *, cold: bool = Fals
 
 def _at_most(words: str, best: Most | None) -> Iterator[str]:
     if best:
-        yield f"{words} at most {shown(best[0])} ({', '.join(best[1].parts)})."
+        yield f"{words} at most {shown(best[0])}, for {', '.join(best[1].parts)}."
 
 
 def _cost(found: Study, data: str) -> str:

@@ -30,6 +30,7 @@ from setwise.paper.spectra import looks_table
 from setwise.paper.tables import changes_table, paper_gain, paper_number
 from setwise.paper.tuned import settings, trials_table, tuned_answer, tuned_table
 from setwise.records.statistics import PairedDifference, mean_std, paired_difference
+from setwise.report.chart import Interval
 from setwise.report.page import interval_picture
 from setwise.report.tables import Cell, Table, shown
 
@@ -101,11 +102,9 @@ def short_answer(found: Found) -> str:
 
 
 def answer(found: Found) -> str:
-    """The verdicts that matter most, and what QARe adds to every loss in every setting."""
-    chosen = [CLAIMS[key] for key in ("helps", "beats-structural", "beats-frobenius", "both-encoders")]
+    """What QARe adds to every loss in every setting."""
     matching = [group for group in found if group.kind == "matching"]
     parts = [
-        bullets(*(f"{claim.words}: **{counted(claim.answers(found))}**" for claim in chosen)),
         text(
             "What QARe adds, in points of accuracy, paired by seed, with 95 % intervals and the number of seeds if",
             f"it is not {USUAL}. Unclear: the interval contains zero. Bold: survives Holm's correction for all",
@@ -130,6 +129,31 @@ def _gains(found: Found, some: Found, bases: Sequence[str]) -> str:
             cells[row.base] = ", ".join(filter(None, (words, more[0]))) + f" {more[1]}".rstrip()
         rows.append([group.setting, *cells.values()])
     return markdown(["QARe adds", *(f"to {word(base)}" for base in bases)], rows)
+
+
+GAINS = ROOT / "docs" / "what-qare-adds.svg"
+
+
+def helps(found: Found) -> str:
+    """In how many settings QARe helps, and a picture of all."""
+    claim = CLAIMS["helps"]
+    return (
+        f"{claim.words}: **{counted(claim.answers(found))}**.\n\n![What QARe adds in each setting](docs/{GAINS.name})"
+    )
+
+
+def gains_picture(found: Found) -> str:
+    """What QARe adds in every setting, with the paper's numbers."""
+    rows = []
+    for group in (
+        group for group in found if not group.changed and (group.kind == "matching" or group in probed(found))
+    ):
+        for row, gain in compared(group, "qare"):
+            bounds = None if gain.low is None or gain.high is None else (gain.low, gain.high)
+            paper = paper_gain(group, row, group.plain(row.base))
+            other = float(paper) if paper else None
+            rows.append(Interval(word(row.base), shown(gain), gain.mean, bounds, other, group.setting))
+    return interval_picture("What QARe adds, in points. Hollow: the paper", rows)
 
 
 def fast(found: Found) -> str:
@@ -266,8 +290,10 @@ def term_times(found: Found) -> str:
         f"Measured with E = {record['dimensions']}, float32, on one CPU thread of a machine that others used too",
         "(`python benchmarks/terms.py`):",
     )
-    sizes = " and ".join(f"N = {row['n']:,}, E = {row['e']}" for row in many)
-    sums = text(f"Sums over items save time. Of what the N×N matrices take they take at most {shares} ({sizes}).")
+    sizes = "; ".join(f"N = {row['n']:,}, E = {row['e']}" for row in many)
+    sums = text(
+        f"Sums over items save time. They take at most this share of the time of N×N matrices: {shares} ({sizes})."
+    )
     return f"{about}\n\n{markdown(columns, rows)}\n\n{sums}"
 
 
@@ -507,6 +533,7 @@ PLACES: dict[str, Callable[[Found], str]] = {
     **{function.__name__.replace("_", "-"): function for function in NAMED},
     **{key: partial(one_claim, key) for key in CLAIMS},
     "claims": all_claims,
+    "helps": helps,
     "map": paying,
     "sets": known_sets,
     "evidence-pairs": partial(evidence_pairs, 29_000),
@@ -536,6 +563,7 @@ def main() -> None:
         path.write_text(fill(path.read_text(), found, os.path.dirname(name)))
     for one in found_maps(found):
         picture_of(one).write_text(drawn(one))
+    GAINS.write_text(gains_picture(found))
     (ROOT / PICTURE).write_text(picture_of_sets(RESULTS / "sets.json"))
 
 

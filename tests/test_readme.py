@@ -39,6 +39,7 @@ def test_marked_places_are_filled_from_the_records(readme):
     assert set(readme.PLACES) - used <= {"safe-weights"}
     for one in readme.found_maps(found):
         assert readme.picture_of(one).read_text() == readme.drawn(one), "run `make readme`"
+    assert readme.GAINS.read_text() == readme.gains_picture(found), "run `make readme`"
     assert (ROOT / readme.PICTURE).read_text() == readme.picture_of_sets(ROOT / "results/sets.json"), (
         "run `make readme`"
     )
@@ -85,7 +86,9 @@ def test_gains_are_those_of_scipy():
         expected = f"**{words}**" if i in sure else words
         assert shown[i].partition(" [")[0] == expected + (f", {n} seeds" if n != 3 else "")
     significant = sum(p < 0.05 for *_, p in tests)
-    assert f"in {significant} of {len(tests)} settings ({len(sure)} after Holm's correction)" in text
+    assert f"in {significant} of {len(tests)} settings ({len(sure)} after Holm's correction)" in place(
+        "helps", "docs/findings.md"
+    )
 
 
 LANGUAGES = {"de": "English–German", "fr": "English–French"}

@@ -212,6 +212,7 @@ def _write_page(path: Path, results: Results, tables: Sequence[Table], shown: Se
         f"each loss of the family which right half of a digit belongs to which left half, among {HELD_OUT_SET}.",
         CAUTION,
     )
+    page.link(f"A map of all digits, as the encoder of {MAPPED} sees them, without their labels", MAP)
     page.heading("Encoders that learned without labels")
     tables[0].onto(page)
     mean = "Mean over the seeds. " if len(first) > 1 else ""
@@ -229,7 +230,6 @@ def _write_page(path: Path, results: Results, tables: Sequence[Table], shown: Se
         y="QARe, before its weight",
         note=f"{mean}SimCLR alone does not compute it.",
     )
-    page.link(f"A map of all digits, as the encoder of {MAPPED} sees them, without their labels", MAP)
     page.heading("Which right half belongs to which left half?")
     tables[1].onto(page)
     tables[2].onto(page)

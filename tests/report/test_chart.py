@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from setwise.report.chart import Interval, chart, intervals, thinned
+from setwise.report.chart import Interval, chart, intervals, lines, thinned
 
 
 def drawn(series, **options):
@@ -88,13 +88,15 @@ def test_marks_are_round_and_all_different(low, high):
     ],
 )
 def test_odd_series(points, seen, dots):
-    tree, lines = drawn({"odd": points})
+    tree, found = drawn({"odd": points})
     if seen is None:
         assert tree.find("p").text == "No values."
         return
-    [(places, values)] = lines
+    [(places, values)] = found
     assert len(places) == seen
-    assert len(list(tree.iter("circle"))) == dots
+    assert len(list(tree.find("svg").iter("circle"))) == dots
+    (swatch,) = tree.find("ul/li/svg")
+    assert swatch.tag == ("circle" if dots == seen else "path"), "the legend shows what is drawn"
     assert all(0 < x < 400 and 0 < y < 240 for x, y in places)
     assert all(ticks(tree))
     lost = len(points) - seen
@@ -110,6 +112,14 @@ def test_a_gap_breaks_the_line_and_an_empty_series_keeps_its_colour():
     assert re.sub(r"[^ML]", "", paths[0][1]) == "MLML"
     assert paths[1][1] == ""
     assert "no values" in [value.text for value in tree.iter("b")]
+
+
+def test_dots_tell_points_apart():
+    points = [(1.0, 1.0), (2.0, 2.0), (3.0, 3.0)]
+    found = lines({"a": points, "b": points}, x="", y="", hollow=[("a", 2.0)], height=100.0)
+    circles = list(ElementTree.fromstring(f"<svg>{found.inside}</svg>").iter("circle"))
+    assert [one.get("class") for one in circles] == ["c0", "ring c0", "c0", "c1", "c1", "c1"]
+    assert all(0 < float(one.get("cy")) < 100 for one in circles)
 
 
 def test_many_lines_look_different():

@@ -247,10 +247,10 @@ def report_runs(places: Sequence[Path], out: Path, *, where: Sequence[str] = (),
 
 
 def _best(groups: Sequence[Group], measure: str) -> list[int]:
-    """The first group, which others are compared to, and the best of the others: few enough to look at."""
+    """The first group, which others are compared to, and the best of the others, if they are too many to look at."""
     means = {i: mean.mean for i, group in enumerate(groups) if i and (mean := group.mean(measure))}
     best = range(len(groups)) if len(groups) <= PICTURED else sorted(means, key=lambda i: -means[i])[: PICTURED - 1]
-    return sorted({0, *best})
+    return list(dict.fromkeys([0, *best]))
 
 
 def _lead(groups: Sequence[Group], names: Sequence[str], measure: str) -> str:

@@ -29,6 +29,7 @@ class Key(NamedTuple):
 
     name: str
     look: str
+    dot: str  # the class of its dot, where dots are all that there is of it
     last: str
     lost: str
 
@@ -72,7 +73,8 @@ def chart(
 
 def swatch(key: Key) -> str:
     """A line's look, beside its name in a legend."""
-    return f'<svg viewBox="0 0 30 10" aria-hidden="true"><path {key.look} d="M0 5H30"/></svg>'
+    drawn = f'<circle class="{key.dot}" cx="15" cy="5" r="4"/>' if key.dot else f'<path {key.look} d="M0 5H30"/>'
+    return f'<svg viewBox="0 0 30 10" aria-hidden="true">{drawn}</svg>'
 
 
 def lines(
@@ -149,7 +151,7 @@ def lines(
         gaps = sum(not drawable((float(u), float(v))) for u, v in series[name])
         lost = f" ({gaps} not {'above zero' if log else 'finite'})" if gaps else ""
         paths.append(f'<path {look} d="{path}" data-v="{" ".join(values)}"><title>{escape(name)}</title></path>{dots}')
-        keys.append(Key(name, look, last, lost))
+        keys.append(Key(name, look, colour if dots and "L" not in path else "", last, lost))
     inside = (
         f'<path class="grid" d="{grid}"/>{"".join(texts)}\n'
         f'<path class="cursor" data-span="{TOP:g}V{bottom:g}" d=""/>' + "\n".join([*behind, *paths])

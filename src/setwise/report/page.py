@@ -320,8 +320,8 @@ class Page:
         write_text(path, self.html())
 
 
-# Pictures as files of their own. That of intervals: widths of its columns, heights of its rows.
-NAMES, BARS, WORDS, ROW = 320, 330, 210, 22
+# Pictures as files of their own, as narrow as their words allow: telephones show them too. A glyph is about 7 wide.
+BARS, ROW, GLYPH = 150, 22, 7
 DRAWN = """text{fill:var(--ink);font:12.5px system-ui,sans-serif}.head{font-weight:600}.back{fill:var(--page)}
 .grid{stroke:var(--line)}.zero{stroke:var(--soft)}.line{stroke-width:2}
 .hollow{fill:none;stroke:var(--ink);stroke-width:1.5}
@@ -331,24 +331,30 @@ DRAWN = """text{fill:var(--ink);font:12.5px system-ui,sans-serif}.head{font-weig
 def interval_picture(title: str, rows: Sequence[Interval]) -> str:
     """Means and their intervals as an SVG file, which follows the reader's light or dark theme."""
     rows, bars, marks = interval_bars(rows)
-    parts, y, width = [], ROW, NAMES + BARS + WORDS
+    names, words = (24 + GLYPH * max((len(text) for text in texts), default=0) for texts in _columns(rows))
+    width = max(int(WIDTH), names + BARS + words, 16 + GLYPH * len(title))
+    bar, parts, y = width - names - words, [], ROW
     for before, row, drawn in zip([None, *rows], rows, bars, strict=False):
         if row.group and (before is None or row.group != before.group):
             y += ROW
             parts.append(f'<text class="head" x="8" y="{y - 6}">{escape(row.group)}</text>')
         parts.append(
-            f'<text x="{NAMES - 12}" y="{y + 15}" text-anchor="end">{escape(row.name)}</text>'
-            f'<svg x="{NAMES}" y="{y}" width="{BARS}" height="{ROW}" overflow="visible">{drawn}</svg>'
+            f'<text x="{names - 16}" y="{y + 15}" text-anchor="end">{escape(row.name)}</text>'
+            f'<svg x="{names}" y="{y}" width="{bar}" height="{ROW}" overflow="visible">{drawn}</svg>'
             f'<text x="{width - 8}" y="{y + 15}" text-anchor="end">{escape(row.words)}</text>'
         )
         y += ROW
-    parts.append(f'<svg x="{NAMES}" y="{y}" width="{BARS}" height="{ROW}" overflow="visible">{marks}</svg>')
+    parts.append(f'<svg x="{names}" y="{y}" width="{bar}" height="{ROW}" overflow="visible">{marks}</svg>')
     head = f'<text class="head" x="8" y="16">{escape(title)}</text>'
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {y + ROW}" role="img" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{1.2 * width:g}" viewBox="0 0 {width} {y + ROW}" role="img" '
         f'aria-label="{escape(title)}"><style>{PALETTE}{DRAWN}{STROKES}</style>'
         f'<rect class="back" width="100%" height="100%"/>{head}\n' + "\n".join(parts) + "</svg>\n"
     )
+
+
+def _columns(rows: Sequence[Interval]) -> tuple[list[str], list[str]]:
+    return [row.name for row in rows], [row.words for row in rows]
 
 
 class Panel(NamedTuple):
@@ -360,8 +366,8 @@ class Panel(NamedTuple):
     hollow: Collection[tuple[str, float]]
 
 
-# A picture of lines: heights of a panel and of the space below it; the legend's lines, and a letter of its names.
-PANEL, SPACE, SWATCH, GLYPH = 190, 10, 22, 7
+# A picture of lines: heights of a panel and of the space below it; widths of the legend's lines.
+PANEL, SPACE, SWATCH = 190, 10, 22
 OVER = "circle.ring{fill:var(--page);stroke-width:1.5}.line{fill:none}.band{opacity:.18;stroke:none}\n"
 
 
