@@ -19,6 +19,7 @@ ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
 REPORT = "results/report.html"
 WIDE = "---\nhide: [toc]\n---\n\n"  # for a page of tables, which then has the room of its contents
+WIDE_PAGES = ("overview.md", "sets-measured.md")  # the same for pages that GitHub shows too, where it would be text
 CARD = "card.png"  # 1200 x 630: what a message shows that links here
 
 
@@ -41,6 +42,13 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Take the site's address, which links to pictures need, from SITE_URL: it is where somebody puts the site."""
     config.site_url = os.environ.get("SITE_URL") or config.site_url
     return config
+
+
+def on_page_context(context: Any, page: Page, **_: Any) -> Any:
+    """Give wide pages the room of their contents."""
+    if page.file.src_uri in WIDE_PAGES:
+        page.meta["hide"] = ["toc"]
+    return context
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
@@ -83,15 +91,18 @@ Made from the records in `results/runs` when the site is built, by `setwise repo
     page, found, _ = read_page(results)
     tables = [said_once(table.brief().markdown()) for table in found]
     tables = [re.sub(r"^\*\*(.*)\*\*$", r"## \1", table, count=1, flags=re.MULTILINE) for table in tables]
-    link = "[The whole report](results/report.html), with its answer, learning curves and sources, is one page.\n\n"
+    link = """[What the runs say](findings.md) begins with a picture and has the answers.
+[The whole report](results/report.html), with learning curves and sources, is one page.
+
+"""
     return head + link + "\n".join(tables), page.html()
 
 
 SPEED_LOOK = """<style>
-.md-typeset .chart { display: block; width: 100%; max-width: 36rem; margin: 1rem 0; text-align: left }
+.md-typeset .chart { display: block; width: 100%; max-width: 26rem; margin: 1rem 0; text-align: left }
 .md-typeset .chart figcaption { max-width: none; margin: 0; font-style: normal; text-align: left }
 .chart svg { width: 100%; height: auto }
-.chart text { font-size: 10px; fill: currentColor }
+.chart text { font-size: 12px; fill: currentColor }
 .chart .grid { stroke: currentColor; opacity: .15; fill: none }
 .chart .soft { display: none }
 .chart .legend { list-style: none; margin: .5rem 0; padding: 0; font-size: .8em }
@@ -169,7 +180,7 @@ def large_steps(results: Path) -> str:
                 lines.append([name, way, f"{row['ms']:.1f} ms", f"{row['images_per_second']:,.0f}", share, memory])
     columns = ["encoder", "way", "step", "images/s", "of the bf16 peak", "memory"]
     head = "## SimCLR with large networks (224 pixels, 256 images, two views)\n\n"
-    return f"{head}{_table(columns, lines)}\n" if lines else ""
+    return f"{head}{said_once(_table(columns, lines))}\n" if lines else ""
 
 
 def benchmarks_page() -> str:
