@@ -1,6 +1,7 @@
 """Pairs: two sides, texts as token ids, files that are not what they should be."""
 
 import gzip
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -42,10 +43,10 @@ def test_ids_are_hashes_of_words_and_their_pieces():
 
 def test_ids_are_the_same_in_another_process():
     code = "from setwise.data.texts import Tokenizer; print(Tokenizer().ids('Zwei Hunde spielen.').tolist())"
-    run = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONHASHSEED": "7"} | ENV
-    )
-    assert run.stdout.strip() == str(Tokenizer().ids("Zwei Hunde spielen.").tolist()), run.stderr
+    environment = os.environ | ENV | {"PYTHONHASHSEED": "7"}
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.strip() == str(Tokenizer().ids("Zwei Hunde spielen.").tolist())
 
 
 def test_a_file_of_pairs(tmp_path):

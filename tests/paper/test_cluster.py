@@ -24,6 +24,14 @@ from setwise.paper.jobs import Job, expand
 from setwise.training.errors import Interrupted
 
 EPOCHS = 12  # long enough to be killed in the middle
+PATIENCE = 600.0  # seconds; nothing here takes a tenth of it, on a machine that does nothing else
+STARTS = 3  # of Ray, which gives up after 30 seconds
+# Ray's own limits, which a busy machine misses: it would give up workers that start slowly, and kill for memory.
+RAY_LIMITS = {
+    "worker_register_timeout_seconds": int(PATIENCE),
+    "health_check_failure_threshold": 100,
+    "memory_monitor_refresh_ms": 0,
+}
 linux = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes as Linux shows them")
 
 
@@ -37,7 +45,15 @@ def ray():
         patch.setenv("RAY_AUTH_TOKEN_PATH", str(token))
         patch.delenv("RAY_ADDRESS", raising=False)
         small = {"num_cpus": 2, "num_gpus": 0, "object_store_memory": 80 * 2**20}
-        ray.init("local", **small, include_dashboard=False, log_to_driver=False, _temp_dir=folder)
+        options = {"include_dashboard": False, "log_to_driver": False, "_temp_dir": folder}
+        for left in reversed(range(STARTS)):
+            try:
+                ray.init("local", **small, **options, _system_config=RAY_LIMITS)
+                break
+            except Exception as error:  # it has no class for this
+                ray.shutdown()
+                if "timed out during startup" not in str(error) or not left:
+                    raise
         yield ray
         ray.shutdown()
 
@@ -62,15 +78,21 @@ def training(epochs: int, count: int) -> list[Job]:
     return [replace(job, recipe=job.recipe.changed({"epochs": epochs, "probe.epochs": 2})) for job in jobs]
 
 
-def holder(file: Path) -> int:
-    """The process that has the file open."""
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """Cancelled runs get the time for a checkpoint on a busy machine too."""
+    monkeypatch.setattr(cluster, "STOP_SECONDS", PATIENCE)
+
+
+def holder(file: Path) -> int | None:
+    """The process that has the file open, if any."""
     for link in Path("/proc").glob("[0-9]*/fd/*"):
         try:
             if os.readlink(link) == str(file):
                 return int(link.parts[2])
         except OSError:  # it has just been closed, or is another user's
             continue
-    raise AssertionError(f"nobody holds {file}")
+    return None
 
 
 class InTheMiddle(threading.Thread):
@@ -81,12 +103,14 @@ class InTheMiddle(threading.Thread):
         self.folder, self.act, self.ended, self.done = local.folder_of(job, scratch), act, threading.Event(), False
 
     def run(self):
-        metrics = self.folder / "metrics.jsonl"
-        while not metrics.exists() or not metrics.stat().st_size:
-            if self.ended.wait(0.02):
+        lock, metrics, process = self.folder / ".lock", self.folder / "metrics.jsonl", None
+        while not self.ended.wait(0.02):
+            if process is None:  # to look for it takes long: before the first epoch has ended
+                process = holder(lock) if lock.exists() else None
+            elif metrics.exists() and metrics.stat().st_size:
+                self.act(process)
+                self.done = True
                 return
-        self.act(holder(self.folder / ".lock"))
-        self.done = True
 
     def __exit__(self, *error):
         self.ended.set()
@@ -128,7 +152,7 @@ def test_the_run_of_a_lost_worker_is_given_to_another(engine, number, undisturbe
         assert cluster.reproduce(jobs, **engine, results=tmp_path / "r", scratch=tmp_path / "s") == 0
     told = capfd.readouterr()
     assert [told.out.count(f"paper/digits-conv4-simclr seed {seed}: ") for seed in (1, 2)] == [1, 1]
-    assert "failed" not in told.err
+    assert "failed: paper/" not in told.err  # Ray may say the word too, of itself
     files = [path for path in (tmp_path / "r").rglob("*") if path.is_file()]
     assert sorted(files) == [job.record(tmp_path / "r") for job in jobs], "each once, and no lock is left"
     for job in jobs:
@@ -147,7 +171,7 @@ def test_a_run_that_fails_is_told_once_and_the_others_go_on(engine, tmp_path, ca
         told.err.count(f"failed: paper/digits-conv4-simclr seed 1: on {socket.gethostname()}: ") == 2
     )  # when it happens, and at the end
     assert "got 'nowhere'" in told.err
-    assert "lost" not in told.err
+    assert "worker was lost" not in told.err
     assert second.record(tmp_path / "r").exists()
     assert not local.folder_of(second, tmp_path / "s").exists(), "forgotten"
     assert not [*(tmp_path / "r").rglob("*.failed"), *(tmp_path / "r").rglob("*.lock")]
@@ -160,23 +184,24 @@ def test_a_run_that_fails_is_told_once_and_the_others_go_on(engine, tmp_path, ca
 def test_a_signal_cancels_the_runs_after_a_checkpoint(engine, tmp_path, capfd):
     job, quick = training(10_000, 1)[0], training(1, 2)[1]
     places = {"results": tmp_path / "r", "scratch": tmp_path / "s"}
+    asked = []
 
     def stop(process: int) -> None:
         while not quick.record(tmp_path / "r").exists():
             time.sleep(0.05)
+        asked.append(time.monotonic())
         os.kill(os.getpid(), signal.SIGINT)
 
-    began = time.monotonic()
     with (
         InTheMiddle(job, tmp_path / "s", stop),
         pytest.raises(Interrupted, match="stopped by SIGINT; .* the same command goes on"),
     ):
         cluster.reproduce([job, quick], **engine, **places)
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - asked[0] < PATIENCE, "it ended by itself, nobody had to kill it"
     assert quick.record(tmp_path / "r").exists(), "what came is kept"
     assert (local.folder_of(job, tmp_path / "s") / "checkpoint.safetensors").exists()
     assert not list((tmp_path / "r").rglob("*.lock"))
-    with FileLock(local.folder_of(job, tmp_path / "s") / ".lock", timeout=10):
+    with FileLock(local.folder_of(job, tmp_path / "s") / ".lock", timeout=PATIENCE):
         pass  # nobody is at it any more
 
 
