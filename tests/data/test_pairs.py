@@ -70,10 +70,14 @@ def test_a_file_of_pairs(tmp_path):
 
 BROKEN = {
     "one column": (b"a\tb\nonly one\n", r"expected 2 columns with a tab .*mine.tsv, line 2, got 1: 'only one'"),
-    "three columns": (b"a\tb\tc\n", "line 1, got 3"),
+    "three columns": (b"a\tb\tc\n", "line 1, got 3: .*--data.sets"),
+    "carriage returns alone": (b"a\tb\rc\td\r", "line 1, got 3: .* newline"),
     "an empty line": (b"a\tb\n\nc\td\n", "line 2, got an empty line"),
     "an empty text": (b"a\tb\na\t \n", "expected a text with at least one word or sign in .* line 2, got ' '"),
     "not utf-8": (b"a\tb\nc\t\xff\xfe\n", r"expected UTF-8 in .* line 2, got b'\\xff\\xfe"),
+    "utf-16": ("a\tb\n".encode("utf-16"), "expected UTF-8 in .* line 1, .*save .* as UTF-8"),
+    "utf-16 without its mark": ("a\tb\n".encode("utf-16-le"), "expected UTF-8 in .* line 1, got a zero byte"),
+    "a zero byte": (b"a\tb\nc\td\0\n", "expected UTF-8 in .* line 2, got a zero byte"),
     "a long line": (b"a\tb\n" + b"x" * LINE + b"\ty\n", "expected at most 65,536 bytes in .* line 2"),
     "empty": (b"", "got an empty file"),
 }
@@ -134,6 +138,16 @@ def test_multi30k(multi30k, capsys):
     assert "train: 5 pairs" in capsys.readouterr().out
 
 
+def test_a_file_of_pairs_is_checked_from_the_command_line(tmp_path, capsys):
+    path = tmp_path / "mine.tsv"
+    path.write_text("a dog\tein Hund\na cat\teine Katze\n")
+    main(["data", "check", str(path)])
+    assert "2 pairs" in capsys.readouterr().out
+    path.write_text("a dog\tein Hund\na cat\n")
+    with pytest.raises(SystemExit, match="mine.tsv, line 2, got 1: 'a cat'"):
+        main(["data", "check", str(path)])
+
+
 def test_pairs_are_no_images_and_images_no_pairs(multi30k):
     with pytest.raises(ValueError, match="expected images, got PairSet.*load_pairs reads it"):
         sw.data.load("multi30k", multi30k)
@@ -162,7 +176,7 @@ def test_sides_are_checked():
             Side(values, vocabulary)
     with pytest.raises(DataError, match="expected as many rows on both sides.*got 2 and 1"):
         PairSet("a", "train", sides[0], Side(vectors[:1]))
-    with pytest.raises(ValueError, match="expected vocabulary of at least 2"):
+    with pytest.raises(ValueError, match="expected vocabulary of at least 2, got 1"):
         Tokenizer(vocabulary=1)
 
 
@@ -337,6 +351,7 @@ def test_captions_that_are_not_right(photos):
     (photos / "broken.png").write_bytes(b"no picture")
     for line, message in (
         ("no.png\tnot there", r"expected an image at .*no.png, as .* line 4 says, got no such file"),
+        ("no.png\tnot there\nno.png\tagain\nnor.png\tthis", r"an image at .*no.png, .* line 4 .* 2 of 5 are missing"),
         ("../other.png\tout", "expected the path of an image below .* line 4, got '../other.png'"),
         ("/etc/other.png\tout", "expected the path of an image below .* line 4, got '/etc/other.png'"),
         ("broken.png\tbroken", r"expected whole images in .*, got 1 that cannot be read; .*\n  broken.png: "),

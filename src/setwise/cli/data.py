@@ -10,7 +10,9 @@ from setwise.cli.options import Root
 
 Name = Annotated[str, tyro.conf.Positional, tyro.conf.arg(help="as `setwise data list` shows it")]
 
-NameOrFolder = Annotated[str, tyro.conf.Positional, tyro.conf.arg(help="of `setwise data list`, or a folder of images")]
+NameOrFolder = Annotated[
+    str, tyro.conf.Positional, tyro.conf.arg(help="of `setwise data list`, a folder of images, or a .tsv of pairs")
+]
 
 
 def show_list(root: Root = None) -> None:
@@ -34,7 +36,7 @@ def fetch(
 
 
 def check(name: NameOrFolder, root: Root = None) -> None:
-    """Compare a data set with its checksums, or look at all images of a folder; exit status 1 if something is wrong."""
+    """Compare a data set with its checksums, or read a folder of images or a file of pairs; exit status 1 if bad."""
     import setwise.data.manage as manage
 
     if not manage.check_and_tell(name, root):

@@ -14,7 +14,8 @@ from setwise.data.fetching.archives import MANIFEST
 from setwise.data.fetching.published import MB
 from setwise.data.formats import PUBLISHED, cuhk03
 from setwise.data.installing import check, fetch
-from setwise.data.loading import load, load_pairs
+from setwise.data.loading import load, load_pairs, source_of
+from setwise.data.pairs import PairSet
 from setwise.data.root import root_of
 from setwise.data.store import Kept, all_kept, remove
 from setwise.data.survey import survey
@@ -75,13 +76,16 @@ def fetch_and_tell(name: str, root: Path | None, source: str | None, *, md5: str
 
 
 def check_and_tell(name: str, root: Path | None) -> bool:
-    """Check a data set, or a folder of images, and print what is wrong and what it holds; whether all is well."""
+    """Check a data set, a folder of images or a file of pairs; print what is wrong and what it holds; is all well?"""
     console = Console(markup=False, emoji=False)
     if name not in register.data and Path(name).is_dir():
         found = survey(name)
         for line in found.lines():
             console.print(visible(line), soft_wrap=True, highlight=False)
         return not found.broken
+    if name not in register.data and Path(name).is_file() and "pairs" in register.data[source_of(name)[0]].takes:
+        _tell_pairs(load_pairs(name, root), console)
+        return True
     report = check(name, root)
     for problem in report.problems:
         console.print(Text("wrong:", "red"), visible(problem), soft_wrap=True, highlight=False)
@@ -105,11 +109,14 @@ def check_and_tell(name: str, root: Path | None) -> bool:
         )
     if "pairs" in register.data[name].takes:
         for split in ("train", "test"):
-            pairs = load_pairs(name, root, split=split)
-            console.print(f"{pairs.split}: {len(pairs):,} pairs, {pairs.first} and {pairs.second}")
+            _tell_pairs(load_pairs(name, root, split=split), console)
         return True
     for split in ("train", "test"):
         data = load(name, root, split=split)
         shape = "x".join(map(str, data.images.shape[1:]))
         console.print(f"{data.split}: {len(data):,} images of {shape}, {len(data.classes)} classes")
     return True
+
+
+def _tell_pairs(pairs: PairSet, console: Console) -> None:
+    console.print(visible(f"{pairs.split}: {len(pairs):,} pairs, {pairs.first} and {pairs.second}"), soft_wrap=True)

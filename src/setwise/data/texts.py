@@ -12,7 +12,7 @@ import re
 import unicodedata
 import zlib
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache
@@ -27,6 +27,8 @@ from setwise.data.api import DataError
 from setwise.data.fetching.limits import available_bytes, open_plain
 
 LINE = 2**16  # bytes of a line, at most
+SETS_COLUMNS = 3  # of a file with sets: two texts, and the set
+SAVE = "save the file as UTF-8"
 WORDS = re.compile(r"\w+|[^\w\s]")
 KEPT_WORDS = 2**16  # whose pieces are kept while a file is read
 KEPT_FILES = 8  # whose ids are kept for the next run of this process
@@ -50,9 +52,9 @@ class Tokenizer:
 
     def __post_init__(self) -> None:
         """Raise unless all are positive."""
-        for name, value in (("vocabulary", self.vocabulary - 1), ("length", self.length)):
-            if value < 1:
-                raise ValueError(f"expected {name} of at least {2 if name == 'vocabulary' else 1}, got {value}")
+        for name, value, least in (("vocabulary", self.vocabulary, 2), ("length", self.length, 1)):
+            if value < least:
+                raise ValueError(f"expected {name} of at least {least}, got {value}")
         for n in self.ngrams:
             check_count(n, "ngrams")
 
@@ -109,7 +111,10 @@ class IdRows:
         """One more; ``where`` it stands, for an error."""
         ids = self._tokenizer.ids_by(text, self._word)
         if not ids:
-            raise DataError(f"expected a text with at least one word or sign in {where}, got {text[:80]!r}")
+            raise DataError(
+                f"expected a text with at least one word or sign in {where}, got {text[:80]!r}; write one, or take the "
+                "line out"
+            )
         if len(self._rows) >= self._most:
             raise DataError(
                 f"expected at most {self._most:,} texts, for which there is memory, got more in {where}; a smaller "
@@ -137,10 +142,24 @@ def read_columns(path: Path, columns: int) -> Iterator[tuple[str, list[str]]]:
         where = f"{path}, line {number}"
         if len(texts) != columns:
             got = "an empty line" if not line else f"{len(texts)}: {line[:80]!r}"
-            raise DataError(f"expected {columns} columns with a tab between them in {where}, got {got}")
+            advice = _columns_advice(line, len(texts), columns)
+            raise DataError(f"expected {columns} columns with a tab between them in {where}, got {got}; {advice}")
         yield where, texts
     if not number:
-        raise DataError(f"expected a line for each text in {path}, got an empty file")
+        raise DataError(f"expected a line for each text in {path}, got an empty file; is it the right one?")
+
+
+def _columns_advice(line: str, found: int, columns: int) -> str:
+    """What to do about a line of another number of columns."""
+    if not line:
+        return "take it out"
+    if "\r" in line:
+        return "end each line with a newline, not with a carriage return"
+    if columns == SETS_COLUMNS:
+        return "the header names one of the three for --data.sets; leave that out if there are no sets"
+    if found == SETS_COLUMNS:
+        return "leave one out, or say by --data.sets which column, named in a header, holds the sets"
+    return "put one tab between the two texts"
 
 
 def read_sets(path: Path, column: str) -> Iterator[tuple[str, list[str], int]]:
@@ -148,19 +167,28 @@ def read_sets(path: Path, column: str) -> Iterator[tuple[str, list[str], int]]:
 
     There are three columns. Lines with the same text in that one are a set.
     """
-    lines, numbers = read_columns(path, 3), dict[str, int]()
+    lines, numbers = read_columns(path, SETS_COLUMNS), dict[str, int]()
     where, header = next(lines)
     if column not in header:
-        raise DataError(f"expected the name {column!r} of the column of sets in {where}, got {header}; add a header")
+        raise DataError(
+            f"expected the name {column!r} of the column of sets in {where}, got {header}; give one of these names, or "
+            "add a header"
+        )
     place = header.index(column)
     for where, texts in lines:
         number = numbers.setdefault(texts.pop(place), len(numbers))
         yield where, texts, number
     if not numbers:
-        raise DataError(f"expected a line for each pair below the header of {path}, got none")
+        raise DataError(f"expected a line for each pair below the header of {path}, got none; add some")
 
 
-def read_lines(path: Path) -> Iterator[tuple[int, str]]:
+def first_line(path: Path) -> list[str]:
+    """The columns of the first line."""
+    with closing(read_lines(path)) as lines:
+        return next(lines, (0, ""))[1].split("\t")
+
+
+def read_lines(path: Path) -> Generator[tuple[int, str]]:
     """The lines of a text file, numbered from 1, without their ends; an error says which line is broken."""
     with open_plain(path) as plain, closing(gzip.GzipFile(fileobj=plain) if path.suffix == ".gz" else plain) as file:
         number = 0
@@ -168,12 +196,14 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
             while line := file.readline(LINE + 1):
                 number += 1
                 if len(line) > LINE:
-                    raise DataError(f"expected at most {LINE:,} bytes in {path}, line {number}, got more")
+                    raise DataError(f"expected at most {LINE:,} bytes in {path}, line {number}, got more; shorten it")
+                if b"\0" in line:  # UTF-16, or no text at all
+                    raise DataError(f"expected UTF-8 in {path}, line {number}, got a zero byte; {SAVE}")
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
                 yield number, text
         except UnicodeDecodeError as error:
             raise DataError(
-                f"expected UTF-8 in {path}, line {number}, got {error.object[error.start :][:4]!r}"
+                f"expected UTF-8 in {path}, line {number}, got {error.object[error.start :][:4]!r}; {SAVE}"
             ) from error
         except (OSError, EOFError, zlib.error) as error:
             if isinstance(error, OSError) and not isinstance(error, gzip.BadGzipFile):

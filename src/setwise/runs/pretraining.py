@@ -97,7 +97,9 @@ def hold_out(data: Kept, count: int, *, seed: int, kind: str) -> tuple[Kept, Kep
     """
     if count >= len(data):
         what = "pairs" if isinstance(data, PairSet) else "images"
-        raise ValueError(f"expected validation below the {len(data)} {what}, got {count}")
+        if kind != "validation":
+            raise ValueError(f"expected at least two {what}, one of them to test on, got {len(data)}; add others")
+        raise ValueError(f"expected validation below the {len(data)} {what}, got {count}; give a smaller number")
     generator = torch.Generator().manual_seed(seed)
     together = (data.sets if data.labels is None else data.labels) if isinstance(data, PairSet) else None
     if together is not None:

@@ -367,11 +367,12 @@ class Engine:
             self._sets = WholeSets(data.sets, batch, drop_last=drop_last, processes=many)
             return self._sets.sizes
         sizes = batch_sizes(len(data), batch, drop_last=drop_last, processes=many)
+        what = "pairs" if isinstance(data, PairSet) else "images"
         if self.recipe.epochs and len(data) < 2:
-            raise ValueError(f"expected at least two images to train on, got {len(data)} in {data.name}")
+            raise ValueError(f"expected at least two {what} to train on, got {len(data)} in {data.name}; add others")
         if self.recipe.epochs and not sizes:
             raise ValueError(
-                f"expected a batch of at most the {len(data)} images of {data.name}, got {batch} with drop_last; "
+                f"expected a batch of at most the {len(data)} {what} of {data.name}, got {batch} with drop_last; "
                 + see("how-to/errors#last-batch")
             )
         return sizes

@@ -50,19 +50,27 @@ def captions(
     for where, (name, caption), number in read_sets(source_path, sets) if sets else _lines(source_path):
         name = os.path.normpath(name)
         if os.path.isabs(name) or name.split(os.sep)[0] in ("..", "."):
-            raise DataError(f"expected the path of an image below {source_path.parent} in {where}, got {name[:80]!r}")
+            raise DataError(
+                f"expected the path of an image below {source_path.parent} in {where}, got {name[:80]!r}; move it there"
+            )
         lines.setdefault(name, where)
         rows.append(numbers.setdefault(name, len(numbers)))
         of_lines.append(number)
         if of_images.setdefault(name, number) != number:
-            raise DataError(f"expected an image in one set, got {name[:80]!r} in another one in {where}")
+            raise DataError(
+                f"expected an image in one set, got {name[:80]!r} in another one in {where}; name the same set in all "
+                "of its lines"
+            )
         ids.add(caption, where)
     names = list(lines)
     paths = [source_path.parent / name for name in names]
-    for path in paths:
-        if not path.is_file():
-            where = lines[names[paths.index(path)]]
-            raise DataError(f"expected an image at {path}, as {where} says, got no such file")
+    missing = [k for k, path in enumerate(paths) if not path.is_file()]
+    if missing:
+        place = missing[0]
+        raise DataError(
+            f"expected an image at {paths[place]}, as {lines[names[place]]} says, got no such file; {len(missing):,} "
+            f"of {len(paths):,} are missing: copy them there, or take their lines out"
+        )
     shape, why = (height_and_width(size), "as asked") if size is not None else default_size(paths)
     found = decoded(Files(source_path.parent, names, stats(paths)), shape, root, Placement("resident"))
     if found.broken:

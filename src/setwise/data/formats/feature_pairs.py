@@ -33,7 +33,7 @@ def feature_pairs(root: Path, split: str, source_path: Path | None = None, *, se
     if len(first.values) != len(other.values):
         raise DataError(
             f"expected as many rows in both files, since row i of both belongs together, got {len(first.values):,} in "
-            f"{paths[0].name} and {len(other.values):,} in {paths[1].name}"
+            f"{paths[0].name} and {len(other.values):,} in {paths[1].name}; give vectors of the same items"
         )
     return PairSet(source_path.stem, split, first, other)
 
@@ -41,18 +41,21 @@ def feature_pairs(root: Path, split: str, source_path: Path | None = None, *, se
 def read_features(path: Path) -> Tensor:
     """The vectors of a .npy file, float32 [N, D]. It is mapped and read in parts; nothing is unpickled."""
     if not path.is_file():
-        raise DataError(f"expected a .npy file at {path}, got no such file")
+        raise DataError(f"expected a .npy file at {path}, got no such file; --data.second names one beside the first")
     open_plain(path).close()
     expected = f"expected a .npy file of numbers, float16, float32 or float64 of shape (N, D), at {path}, got"
+    advice = "np.save(path, array.astype(np.float32)) writes one"
     try:
         array = np.lib.format.open_memmap(path, mode="r")
     except (ValueError, OSError) as error:  # objects would need pickle
-        raise DataError(f"{expected} {error}; np.save(path, array) writes one") from error
+        raise DataError(f"{expected} {str(error).rstrip('.')}; {advice}") from error
     if array.ndim != 2 or not array.size or array.dtype not in (np.float16, np.float32, np.float64):
-        raise DataError(f"{expected} {array.dtype} of shape {array.shape}")
+        raise DataError(f"{expected} {array.dtype} of shape {array.shape}; {advice}")
     needed, most = 4 * array.size, available_bytes() // 4
     if needed > most:
-        raise DataError(f"expected features that take at most {most:,} bytes, a quarter of the memory, got {needed:,}")
+        raise DataError(
+            f"expected features that take at most {most:,} bytes, a quarter of the memory, got {needed:,}; give fewer"
+        )
     features = np.empty(array.shape, dtype=np.float32)
     for start in range(0, len(array), ROWS):
         part = features[start : start + ROWS]
@@ -61,6 +64,7 @@ def read_features(path: Path) -> Tensor:
         bad = ~np.isfinite(part).all(1)
         if bad.any():
             raise DataError(
-                f"expected finite numbers that float32 can hold in {path}, got others in row {start + bad.argmax()}"
+                f"expected finite numbers that float32 can hold in {path}, got others in row {start + bad.argmax()}; "
+                "take the row out of both files"
             )
     return torch.from_numpy(features)
