@@ -122,13 +122,16 @@ class Run:
         with frozen(self.encoder.to(where)):
             return extract(self.encoder, one, device=where).cpu()
 
-    def embed_pairs(self, pairs: Place | PairSet, *, device: str = "auto") -> tuple[Tensor, Tensor]:
+    def embed_pairs(
+        self, pairs: Place | PairSet, *, second: str | None = None, device: str = "auto"
+    ) -> tuple[Tensor, Tensor]:
         """The embeddings [N, E] of both sides of pairs, for a run of method pairs.
 
         Pairs are a file, a ``PairSet``, or a data set, of which the test split counts. Embeddings are what the loss
-        sees, behind the heads. Texts are read as in training.
+        sees, behind the heads. Texts are read as in training. ``second`` names the second .npy file, if it is another
+        than in training.
         """
-        return runs.embed_run(self.folder, pairs, device=runs.choose_device(device))
+        return runs.embed_run(self.folder, pairs, device=runs.choose_device(device), second=second)
 
     def probe(
         self, data: Place | ImageSet | None = None, *, device: str = "auto", fine_tune: bool = False

@@ -117,9 +117,15 @@ def test_a_file_of_texts_from_the_command_line(tsv, tmp_path, capsys, monkeypatc
     assert pair_retrieval(z_a, z_b) == record["final"]
     for mine, theirs in zip(run.embed_pairs(test, device="cpu"), (z_a, z_b), strict=True):
         torch.testing.assert_close(mine, theirs)
+    Image.new("RGB", (8, 8)).save("black.png")
+    (tmp_path / "captions.tsv").write_text("black.png\tnothing\n")
     for words, message in (
         (["embed", "runs/mine/seed-1", tsv.name, "--out", "z.parquet"], "expected a file that ends in .npy"),
         (["embed", "runs/mine/seed-1", "digits", "--out", "z.npy"], "expected a run whose encoder takes images"),
+        (
+            ["embed", "runs/mine/seed-1", "captions.tsv", "--out", "none.npy"],
+            r"2048 and 2048\), got .* 3 x 8 x 8 and 2048",
+        ),
         (["export", "runs/mine/seed-1"], "expected a run whose encoder takes images"),
         (["probe", "runs/mine/seed-1"], "expected images, got PairSet"),
     ):
@@ -212,6 +218,18 @@ def test_features_from_the_command_line(tmp_path, capsys, monkeypatch):
     assert (record["recipe"]["encoder"]["name"], record["recipe"]["method"]["head"]) == ("mlp", "none")
     data = record["recipe"]["data"]
     assert (data["source"], data["second"]) == ("questions.npy", "answers.npy"), "paths are private"
+    for name in ("questions", "answers"):
+        np.save(tmp_path / f"more-{name}.npy", np.load(f"{name}.npy")[5:9])
+    embed = ["embed", "runs/questions/seed-1", "--device", "cpu"]
+    main([*embed, "questions.npy", "--out", "z.npy"])
+    main([*embed, "more-questions.npy", "--second", "more-answers.npy", "--out", "more.npy"])
+    for side in ("first", "second"):
+        np.testing.assert_allclose(np.load(f"more-{side}.npy"), np.load(f"z-{side}.npy")[5:9], rtol=1e-5, atol=1e-6)
+    with pytest.raises(SystemExit, match=r"got 4 in more-questions.npy and 200 in answers.npy"):
+        main([*embed, "more-questions.npy", "--out", "none.npy"])
+    with pytest.raises(SystemExit, match="expected pairs beside --second, got digits"):
+        main([*embed, "digits", "--second", "more-answers.npy", "--out", "none.npy"])
+    assert not list(tmp_path.glob("none*"))
 
 
 def test_images_and_captions_from_the_command_line(tmp_path, capsys, monkeypatch):
@@ -360,6 +378,12 @@ def test_documents_from_the_command_line(documents, tmp_path, capsys, monkeypatc
     sets = sw.data.load_pairs(documents, options={"sets": "document"}).sets
     found = sw.align(z_a, z_b, sets=(sets, sets))
     assert (found.partner == torch.arange(300)).double().mean() > 0.95
+    plain = [line.rsplit("\t", 1)[0] for line in documents.read_text().splitlines()[1:]]
+    (tmp_path / "plain.tsv").write_text("\n".join(plain))
+    main(["embed", "runs/documents/seed-1", "plain.tsv", "--out", "plain.npy", "--device", "cpu"])
+    np.testing.assert_array_equal(np.load("plain-first.npy"), z_a, "pairs without sets, too")
+    with pytest.raises(SystemExit, match="expected no second side to be named for plain.tsv"):
+        main(["embed", "runs/documents/seed-1", "plain.tsv", "--second", "x.npy", "--out", "none.npy"])
 
 
 def test_training_sees_no_pairs_and_the_test_true_ones(documents):
@@ -402,6 +426,14 @@ def test_a_stopped_run_on_sets_ends_as_if_it_had_not(documents, tmp_path, anneal
     assert found.record["final"] == whole.record["final"]
     mine, theirs = (checkpoint.load(tmp_path / name).tensors for name in ("whole", "stopped"))
     assert all(torch.equal(x, theirs[name]) for name, x in mine.items())
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_too_few_pairs_to_train_on(tmp_path, count):
+    path = tmp_path / "few.tsv"
+    path.write_text("a dog\tein Hund\n" * count)
+    with pytest.raises(ValueError, match=r"expected at least two pairs.* got 1.*; add others"):
+        sw.pretrain(path, changes={"epochs": 1}, device="cpu", out=tmp_path / "run")
 
 
 def test_few_pairs_and_no_evaluation(tmp_path):

@@ -19,6 +19,7 @@ def embed(
     device: Device = "auto",
     skip_broken: SkipBroken = False,
     follow_links: FollowLinks = False,
+    second: Annotated[str | None, tyro.conf.arg(help="of feature pairs: the second .npy, if not training's")] = None,
 ) -> None:
     """Write path, class and embedding of every image; stopped, the same command goes on. Of pairs, both sides."""
     import setwise.runs as runs
@@ -27,9 +28,11 @@ def embed(
 
     where = runs.choose_device(device)
     if "pairs" in source_entry(data).takes:
-        for path in runs.write_sides(run, data, out, device=where, root=root):
+        for path in runs.write_sides(run, data, out, device=where, root=root, second=second):
             print(path)
         return
+    if second is not None:
+        raise ValueError(f"expected pairs beside --second, got {data}; leave --second out")
     check_out(out)  # before anything is computed
     table = runs.embed(run, data, device=where, root=root, skip_broken=skip_broken, follow_links=follow_links)
     for path in table.write(out):

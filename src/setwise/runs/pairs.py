@@ -18,6 +18,7 @@ import setwise.records as records
 import setwise.register as register
 from setwise.data import PairSet, has_test_split, load_pairs
 from setwise.data.loading import source_of
+from setwise.data.texts import first_line
 from setwise.encoders import evaluating
 from setwise.evaluation.retrieval import MOST, pair_retrieval
 from setwise.methods import Batch, Pairs
@@ -134,13 +135,21 @@ def embed_pairs(method: Pairs, pairs: PairSet, device: torch.device) -> tuple[Te
 
 
 def embed_run(
-    path: Path, pairs: str | os.PathLike[str] | PairSet, *, device: torch.device, root: Path | None = None
+    path: Path,
+    pairs: str | os.PathLike[str] | PairSet,
+    *,
+    device: torch.device,
+    root: Path | None = None,
+    second: str | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The embeddings of both sides of other pairs by a run's encoders and heads; of a data set, of its test split."""
+    """The embeddings of both sides of other pairs by a run's encoders and heads; of a data set, of its test split.
+
+    ``second``: where the second side is, for a source that has such an option; None: as in training.
+    """
     found = checkpoints.load(path)
     if not found.recipe.pairs:
         raise ValueError(f"expected a run of method pairs in {path}, got one of {found.recipe.method.name!r}")
-    data = pairs if isinstance(pairs, PairSet) else _read_as(found, pairs, root)
+    data = pairs if isinstance(pairs, PairSet) else _read_as(found, pairs, root, second)
     same = ("shape", "second_shape")
     theirs, mine = ({name: one.get(name) for name in same} for one in (found.data, about(data)))
     check_same_data(theirs, mine, f"{path} was trained on", "give pairs of the same kinds and sizes")
@@ -153,23 +162,32 @@ def embed_run(
     return embed_pairs(method.to(device), data, device)
 
 
-def _read_as(found: Checkpoint, source: str | os.PathLike[str], root: Path | None) -> PairSet:
+def _read_as(found: Checkpoint, source: str | os.PathLike[str], root: Path | None, second: str | None) -> PairSet:
     """The pairs of a source, read as the run read its own: the same words, the same size of images."""
-    entry = register.data[source_of(source)[0]]
+    name, path = source_of(source)
+    entry = register.data[name]
     used = found.recipe.data.options
     same = entry.name == source_entry(found.recipe.data.source).name
     options = {name: value for name, value in used.items() if name in entry.options and (same or name in READING)}
-    if "size" in entry.options:
-        options["size"] = tuple(found.data["shape"][1:])
+    if "size" in entry.options and (size := tuple(found.data["shape"][1:])):  # of images
+        options["size"] = size
+    if path is not None and options.get("sets") and options["sets"] not in first_line(path):
+        del options["sets"]  # plain pairs, with no header
+    if second is not None:
+        if "second" not in entry.options:
+            raise ValueError(f"expected no second side to be named for {source}, which holds both, got {second!r}")
+        options["second"] = second
     return load_pairs(source, root, split="test" if has_test_split(source) else "train", options=options)
 
 
-def write_sides(path: Path, source: str, out: Path, *, device: torch.device, root: Path | None = None) -> list[Path]:
+def write_sides(
+    path: Path, source: str, out: Path, *, device: torch.device, root: Path | None = None, second: str | None = None
+) -> list[Path]:
     """Write what ``embed_run`` gives to two .npy files, x-first.npy and x-second.npy for x.npy; returns them."""
     if out.suffix != ".npy":
         raise ValueError(f"expected a file that ends in .npy for the embeddings of pairs, got {out}")
     files = [out.with_name(f"{out.stem}-{side}.npy") for side in ("first", "second")]
-    for file, z in zip(files, embed_run(path, source, device=device, root=root), strict=True):
+    for file, z in zip(files, embed_run(path, source, device=device, root=root, second=second), strict=True):
         with replacing(file) as temporary, temporary.open("wb") as stream:
             np.save(stream, z.numpy(), allow_pickle=False)
     return files

@@ -296,13 +296,17 @@ def check_same_data(theirs: dict[str, Any], mine: dict[str, Any], whose: str, ad
     """Raise unless both, as ``about`` gives them, are of the same data."""
     different = [name for name, value in mine.items() if not _alike(theirs.get(name, value), value)]
     if different:
-        began, got = (
-            f"{d.get('count', 'some')} of {' x '.join(map(str, d.get('shape', '?')))}" for d in (theirs, mine)
-        )
+        began, got = (f"{d.get('count', 'items')} of {_shapes(d)}" for d in (theirs, mine))
         raise ValueError(
             f"expected the data that {whose} ({began}), got others ({got}; their {', '.join(different)} differ); "
             + advice
         )
+
+
+def _shapes(d: dict[str, Any]) -> str:
+    """The sizes of an item, of pairs those of both sides."""
+    known = [d[name] for name in ("shape", "second_shape") if d.get(name)]
+    return " and ".join(" x ".join(map(str, shape)) for shape in known) or "?"
 
 
 def _alike(theirs: object, mine: object) -> bool:
