@@ -208,6 +208,13 @@ def test_a_bad_option_is_one_line(typed, message):
     assert re.fullmatch(f"setwise: .*{re.escape(message)}.*", stopped.value.code)
 
 
+def test_a_link_to_itself_is_one_line(tmp_path):
+    (tmp_path / "loop.tsv").symlink_to(tmp_path / "loop.tsv")
+    with pytest.raises(SystemExit) as stopped:
+        main(["pretrain", str(tmp_path / "loop.tsv"), "--out", str(tmp_path / "run")])
+    assert re.fullmatch("setwise: expected .*loop.tsv.*", stopped.value.code)
+
+
 class Stop(BaseException):
     """The run would begin now."""
 

@@ -275,6 +275,8 @@ def test_a_column_names_the_sets(tmp_path):
             r"expected the name 'document' of the column of sets in .*line 1, got \['a', 'b', 'c'\]",
         ),
         ("a\tb\tdocument\n", "expected a line for each pair below the header"),
+        ("document\tb\tdocument\nd\te\td\n", "expected one column 'document' in .* line 1"),
+        ("a\tb\tdocument\nd\te\tx\nf\tg\t \n", "expected the name of a set in .* line 3, got none"),
         ("a\tb\tdocument\nd\te\n", "expected 3 columns with a tab .* line 2, got 2"),
         ("a\tb\tdocument\nd\t \tf\n", "expected a text with at least one word or sign in .* line 2"),
         ("", "got an empty file"),

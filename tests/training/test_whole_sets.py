@@ -57,8 +57,9 @@ def test_a_last_batch_of_one_set_is_left_out_and_another_set_in_every_epoch():
 
 
 def test_what_cannot_be_batched():
-    for sets, batch in ((torch.arange(20) // 5, 9), (torch.zeros(4, dtype=torch.int64), 99)):
-        with pytest.raises(ValueError, match="expected at least two whole sets in a batch"):
+    one, several = torch.zeros(4, dtype=torch.int64), torch.arange(20) // 5
+    for sets, batch, advice in ((several, 9, "--batch of 10"), (one, 99, "add others"), (one, 4, "add others")):
+        with pytest.raises(ValueError, match=f"expected at least two whole sets in a batch.*{advice}"):
             WholeSets(sets, batch, drop_last=False)
     with pytest.raises(
         ValueError, match="expected batches of whole sets that 2 processes can share equally, got one of"

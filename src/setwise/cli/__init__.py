@@ -74,6 +74,7 @@ COMMANDS: dict[str, Command | dict[str, Command]] = {
     },
     "bench": {"qare": bench.qare, "step": bench.step},
 }
+LOOP = "Symlink loop"  # what Path.resolve says before Python 3.13, and no OSError
 LISTS = ("--seeds", "--only")  # options that take values with commas too, and 1..10
 
 
@@ -159,6 +160,8 @@ def _end(error: BaseException) -> None:
         sys.exit(visible(f"setwise: {message}"))
     if isinstance(error, (ValueError, ImportError)):
         sys.exit(visible(f"setwise: {error}"))
+    if isinstance(error, RuntimeError) and str(error).startswith(LOOP):
+        sys.exit(visible(f"setwise: expected a file or folder, got: {error}; give another place"))
     from setwise.checks import see
     from setwise.training.errors import Interrupted, TrainingError, out_of_memory
 

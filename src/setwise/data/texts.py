@@ -174,10 +174,14 @@ def read_sets(path: Path, column: str) -> Iterator[tuple[str, list[str], int]]:
             f"expected the name {column!r} of the column of sets in {where}, got {header}; give one of these names, or "
             "add a header"
         )
+    if header.count(column) > 1:
+        raise DataError(f"expected one column {column!r} in {where}, got {header}; give the others another name")
     place = header.index(column)
     for where, texts in lines:
-        number = numbers.setdefault(texts.pop(place), len(numbers))
-        yield where, texts, number
+        name = texts.pop(place)
+        if not name.strip():
+            raise DataError(f"expected the name of a set in the column {column!r} of {where}, got none; write one")
+        yield where, texts, numbers.setdefault(name, len(numbers))
     if not numbers:
         raise DataError(f"expected a line for each pair below the header of {path}, got none; add some")
 

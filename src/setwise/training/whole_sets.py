@@ -21,7 +21,12 @@ class WholeSets:
         """``sets`` int64 [N]: the set of each row. ``drop_last`` leaves out a last batch that has room for any set."""
         _, self._set, self._counts = torch.unique(sets.cpu(), return_inverse=True, return_counts=True)
         largest = int(self._counts.max())
-        if 2 * largest > batch or len(self._counts) < 2:
+        if len(self._counts) < 2:
+            raise ValueError(
+                f"expected at least two whole sets in a batch, since rows of other sets are the negatives, got one set "
+                f"to train on; add others, {see('how-to/your-pairs#sets')}"
+            )
+        if 2 * largest > batch:
             raise ValueError(
                 f"expected at least two whole sets in a batch, since rows of other sets are the negatives, got "
                 f"{len(self._counts)} sets of up to {largest} rows and a batch of {batch}; give a --batch of "
