@@ -1,5 +1,6 @@
 """What tells runs apart, in as few words as possible."""
 
+import csv
 import json
 from types import SimpleNamespace
 
@@ -7,6 +8,7 @@ import pytest
 
 import setwise.records as records
 from setwise.paper.recipes import recipe
+from setwise.recipe import Recipe
 from setwise.report.any_runs import PICTURED, differing, group_by, labels, report_runs
 
 PLAIN = {"epochs": 20, "encoder.name": "conv4", "encoder.weights": "xavier", "objective.temperature": 0.1}
@@ -67,6 +69,30 @@ def test_labels_of_many_fields_say_what_is_not_usual():
     paths = list(usual)
     groups = group_by(runs(usual, usual | {"field3": None}, usual | {"field1": 0.5, "field2": "x"}, usual), paths)
     assert labels(groups, paths) == ["the usual", "no field3", "field1 0.5, field2 x"]
+
+
+def test_a_terms_weight_is_named_whatever_else_differs():
+    many = {f"option{i}": i for i in range(8)}
+    found = runs(PLAIN | GAP | many | {"option0": 9}, PLAIN | {name: -value for name, value in many.items()})
+    assert "objective.terms.gap.weight" in differing(found)
+
+
+def test_numbers_on_other_data_are_not_compared(tmp_path):
+    accuracies = {"digits": {"info-nce": 0.9, "nt-xent": 0.8}, "cifar10": {"info-nce": 0.5, "nt-xent": 0.7}}
+    for data, losses in accuracies.items():
+        for loss, accuracy in losses.items():
+            for seed in (1, 2, 3):
+                tree = Recipe.read({"data": data, "objective": {"loss": loss}}).tree()
+                record = {"format": records.FORMAT, "name": "own", "recipe": tree, "seed": seed, "epochs": {}}
+                place = tmp_path / "runs" / data / loss / str(seed) / records.FILE
+                place.parent.mkdir(parents=True)
+                place.write_text(json.dumps(record | {"final": {"probe_accuracy": accuracy + seed / 100}}))
+    page, *files = report_runs([tmp_path / "runs"], tmp_path / "out")
+    (table,) = (list(csv.DictReader(path.read_text().splitlines())) for path in files if path.suffix == ".csv")
+    rows = {(row["source"], row["loss"]): row["difference to the first"] for row in table}
+    assert rows[("digits", "info-nce")] == rows[("cifar10", "info-nce")] == ""
+    assert rows[("digits", "nt-xent")].startswith("-10")
+    assert rows[("cifar10", "nt-xent")].startswith("20")
 
 
 def test_a_page_of_many_different_runs_stays_narrow(tree_of, tmp_path):

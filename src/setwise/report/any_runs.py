@@ -25,7 +25,10 @@ FIRST = ("probe_accuracy", "held_out_accuracy", "test_accuracy", "recall1")  # t
 LABELS = ("about",)  # fields that decide nothing
 SHOWN = 4  # final numbers on the page, which is no wider; the files have all
 KINDS = ("method.name", "data.source", "encoder.name", "objective.loss")  # of fields, those that say most
+# Of the fields of data, those that decide what is tested on: numbers on other items are not compared.
+TESTED = ("source", "of", "first", "second", "test", "validation")
 MANY = 6  # fields: where more than so many differ, as few as tell the runs apart are named
+LED = 3  # data sets whose best is said first
 PICTURED = 20  # groups in a picture, the best; the table has all
 
 
@@ -39,6 +42,11 @@ class Group:
     def by_seed(self, measure: str) -> dict[int, float]:
         """A measure of each seed that has it."""
         return {run.seed: run.final[measure] for run in self.runs if measure in run.final}
+
+    @property
+    def tested_on(self) -> tuple[Any, ...]:
+        """What decides which items its runs were tested on."""
+        return tuple(self.runs[0].fields.get(f"data.{name}") for name in TESTED)
 
     def mean(self, measure: str) -> MeanStd | None:
         """Over the seeds; None if there are none."""
@@ -92,9 +100,10 @@ def differing(runs: Sequence[Run]) -> list[str]:
 
 
 def _fewest(recipes: Sequence[Mapping[str, Any]], paths: Sequence[str]) -> list[str]:
-    """Some of the fields, which tell as many recipes apart as all: kinds first, then whatever divides them most."""
+    """Some of the fields, which tell as many recipes apart as all: kinds and terms, then whatever divides them most."""
     values = {path: [repr(fields.get(path)) for fields in recipes] for path in paths}
-    chosen = [path for path in KINDS if path in values]
+    kept = [path for path in paths if path in KINDS or _term_of(path)]
+    chosen = kept[:]
 
     def told(*some: str) -> int:
         return len(set(zip(*(values[path] for path in some), strict=True)))
@@ -104,7 +113,7 @@ def _fewest(recipes: Sequence[Mapping[str, Any]], paths: Sequence[str]) -> list[
         chosen.append(max((path for path in paths if path not in chosen), key=lambda path: told(*chosen, path)))
     for path in chosen[:]:
         rest = [other for other in chosen if other != path]
-        chosen = rest if path not in KINDS and rest and told(*rest) == whole else chosen
+        chosen = rest if path not in kept and rest and told(*rest) == whole else chosen
     return [path for path in paths if path in chosen]
 
 
@@ -134,15 +143,15 @@ def measures_of(runs: Sequence[Run]) -> list[str]:
 def groups_table(
     groups: Sequence[Group], paths: Sequence[str], measures: Sequence[str], names: Sequence[str] = ()
 ) -> Table:
-    """A row for each group: its values, the seeds, what it reached, and its difference to the first group.
+    """A row for each group: its values, the seeds, what it reached, and its difference to the first on the same data.
 
     ``names`` of the groups stand in place of their values, where these are too many for a page.
     """
     rows: list[list[Cell]] = []
-    for i, group in enumerate(groups):
+    for i, (group, first) in enumerate(zip(groups, firsts(groups), strict=True)):
         values: list[Cell] = [None if value is None else str(value) for value in group.values] or ["all"]
         values = [names[i]] if names else values
-        cells: list[Cell] = [len(group.runs), group.mean(measures[0]), _difference(group, groups[0], measures[0])]
+        cells: list[Cell] = [len(group.runs), group.mean(measures[0]), _difference(group, first, measures[0])]
         rows.append([*values, *cells, *(group.mean(name) for name in measures[1:])])
     short = [_name_of(p) if _unique(p, paths) else p for p in paths if not names] or ["runs"]
     main = measures[0].replace("_", " ")
@@ -153,6 +162,12 @@ def groups_table(
 def _unique(path: str, paths: Sequence[str]) -> bool:
     name = _name_of(path)
     return sum(_name_of(other) == name for other in paths) == 1 and name != "weight"
+
+
+def firsts(groups: Sequence[Group]) -> list[Group]:
+    """What each group is compared with: the first that was tested on the same items."""
+    found: dict[str, Group] = {}
+    return [found.setdefault(repr(group.tested_on), group) for group in groups]
 
 
 def _difference(group: Group, first: Group, measure: str) -> PairedDifference | None:
@@ -217,7 +232,9 @@ def report_runs(places: Sequence[Path], out: Path, *, where: Sequence[str] = (),
     if len(groups) > 1:
         note = f"Differences in {measures[0].replace('_', ' ')}, seed by seed, with 95 % intervals."
         note += f" The best {len(best)} of {len(groups)}; the table has all." if len(best) < len(groups) else ""
-        page.intervals(f"Against {names[0]}", _pictured(groups, names, best, measures[0]), other="", note=note)
+        alike = all(first is groups[0] for first in firsts(groups))
+        title = f"Against {names[0]}" if alike else "Against the first on the same data"
+        page.intervals(title, _pictured(groups, names, best, measures[0]), other="", note=note)
     tables, many = [table, *speedrun_tables(runs), *own_tables(runs)], len(paths) > MANY
     few = groups_table(groups, paths, measures[:SHOWN], names if many else ())
     more = f" runs.csv has {len(measures) - SHOWN} more numbers of each." if len(measures) > SHOWN else ""
@@ -254,20 +271,23 @@ def _best(groups: Sequence[Group], measure: str) -> list[int]:
 
 
 def _lead(groups: Sequence[Group], names: Sequence[str], measure: str) -> str:
-    means = [
-        (mean.mean, name, mean) for group, name in zip(groups, names, strict=True) if (mean := group.mean(measure))
-    ]
-    if not means:
-        return ""
-    _, best, mean = max(means, key=lambda found: found[0])
-    reached = f"{measure.replace('_', ' ')} {shown(mean)}."
-    return f"Which did best? {best}: {reached}" if len(groups) > 1 else f"What was reached? {reached}"
+    """Which group did best, of those that were tested on the same items."""
+    best: dict[str, tuple[MeanStd, str]] = {}
+    for group, name in zip(groups, names, strict=True):
+        mean, on = group.mean(measure), repr(group.tested_on)
+        if mean is not None and (on not in best or mean.mean > best[on][0].mean):
+            best[on] = mean, name
+    reached = [f"{name}: {measure.replace('_', ' ')} {shown(mean)}." for mean, name in best.values()]
+    if len(groups) == 1:
+        return "".join(f"What was reached? {words.removeprefix(f'{names[0]}: ')}" for words in reached)
+    more = f" On {len(reached) - LED} other data sets: see below." if len(reached) > LED else ""
+    return f"Which did best? {' '.join(reached[:LED])}{more}" if reached else ""
 
 
 def _pictured(groups: Sequence[Group], names: Sequence[str], some: Sequence[int], measure: str) -> list[Interval]:
-    rows = []
+    rows, compared = [], firsts(groups)
     for i in some[1:]:
-        if (found := _difference(groups[i], groups[0], measure)) is not None:
+        if (found := _difference(groups[i], compared[i], measure)) is not None:
             bounds = None if found.low is None or found.high is None else (found.low, found.high)
             rows.append(Interval(names[i], shown(found), found.mean, bounds))
     return rows
