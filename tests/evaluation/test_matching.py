@@ -16,7 +16,8 @@ from sklearn.metrics import label_ranking_average_precision_score, top_k_accurac
 from torch.nn.functional import normalize
 
 from setwise.assignment import quadratic_objective
-from setwise.evaluation import matching as module
+from setwise.evaluation import matching
+from setwise.evaluation.costs import cheapest_first, margin_of, relative_gap
 from setwise.evaluation.matching import choose_weight, match, match_quadratic
 
 MEASURES = {
@@ -90,7 +91,7 @@ def test_greedy_takes_the_closest_pair_of_what_is_left(levels):
     rng = np.random.default_rng(levels)
     for n in (1, 2, 3, 17, 40):
         costs = rng.integers(levels, size=(n, n)).astype(float)
-        chosen = module._greedy(costs)
+        chosen = cheapest_first(costs)
         left = costs.copy()
         for i in np.argsort(costs[np.arange(n), chosen], kind="stable"):
             assert costs[i, chosen[i]] == left.min()
@@ -99,7 +100,7 @@ def test_greedy_takes_the_closest_pair_of_what_is_left(levels):
 
 def test_gap_is_relative_to_the_size_of_the_cost():
     for cost, best, gap in ((3, 2, 0.5), (-1, -2, 0.5), (0, 0, 0), (1, 0, math.inf), (0.3, 0.1 + 0.2, 0)):
-        assert module._gap(cost, best) == gap
+        assert relative_gap(cost, best) == gap
 
 
 @pytest.mark.parametrize("n", [2, 3, 4, 5, 6, 7])
@@ -108,7 +109,7 @@ def test_margin_is_enumeration(n):
     for draw in range(3 if n == 7 else 12):
         costs = rng.integers(-6, 7, size=(n, n)).astype(float) if draw % 3 == 0 else rng.normal(size=(n, n))
         values = sorted((costs[range(n), p].sum(), p) for p in permutations(range(n)))
-        assert module._margin(costs, np.array(values[0][1])) == pytest.approx(values[1][0] - values[0][0], abs=1e-12)
+        assert margin_of(costs, np.array(values[0][1])) == pytest.approx(values[1][0] - values[0][0], abs=1e-12)
 
 
 @pytest.mark.parametrize("similarity", MEASURES)
@@ -131,12 +132,12 @@ def test_margin_is_zero_exactly_where_the_best_is_not_unique(similarity):
     found = match(z_a, z_b, similarity=similarity)
     assert found.margin == 0.0
     rounded = found.costs.numpy() + np.linspace(0, 7, 50)  # no longer the same differences
-    assert module._margin(rounded, found.assignment.numpy()) == 0.0
+    assert margin_of(rounded, found.assignment.numpy()) == 0.0
 
 
 def test_margin_is_computed_once_and_only_if_asked_for(monkeypatch):
     calls = []
-    monkeypatch.setattr(module, "_margin", lambda costs, p, price: calls.append(len(p)) or 0.5)
+    monkeypatch.setattr(matching, "margin_of", lambda costs, p, price: calls.append(len(p)) or 0.5)
     found = match(*pair(5))
     assert (calls[:], found.margin, found.margin, calls) == ([], 0.5, 0.5, [5])
 
@@ -296,7 +297,9 @@ def test_choose_weight():
 def test_choose_weight_takes_means_that_differ_by_rounding_as_equal(monkeypatch):
     right = {1.0: [0.1, 0.7], 2.0: [0.4, 0.4]}
     assert math.fsum(right[1.0]) < math.fsum(right[2.0])
-    monkeypatch.setattr(module, "match_quadratic", lambda a, b, weight, **_: SimpleNamespace(accuracy=right[weight][a]))
+    monkeypatch.setattr(
+        matching, "match_quadratic", lambda a, b, weight, **_: SimpleNamespace(accuracy=right[weight][a])
+    )
     assert choose_weight([(0, 0), (1, 1)], (2.0, 1.0)) == 1.0
 
 

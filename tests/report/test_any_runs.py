@@ -87,7 +87,7 @@ def test_numbers_on_other_data_are_not_compared(tmp_path):
                 place = tmp_path / "runs" / data / loss / str(seed) / records.FILE
                 place.parent.mkdir(parents=True)
                 place.write_text(json.dumps(record | {"final": {"probe_accuracy": accuracy + seed / 100}}))
-    page, *files = report_runs([tmp_path / "runs"], tmp_path / "out")
+    _, *files = report_runs([tmp_path / "runs"], tmp_path / "out")
     (table,) = (list(csv.DictReader(path.read_text().splitlines())) for path in files if path.suffix == ".csv")
     rows = {(row["source"], row["loss"]): row["difference to the first"] for row in table}
     assert rows[("digits", "info-nce")] == rows[("cifar10", "info-nce")] == ""

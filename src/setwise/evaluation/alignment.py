@@ -13,7 +13,7 @@ from torch import Tensor
 
 from setwise.assignment.smoothing import best_assignment
 from setwise.checks import check_number, imported, see
-from setwise.evaluation.matching import cheapest
+from setwise.evaluation.costs import cheapest
 from setwise.evaluation.ranks import Array, Ints, Names, numbered, on_cpu
 from setwise.similarity import Similarity, scores
 
