@@ -135,6 +135,9 @@ def test_a_new_name_brings_its_own_options_and_comes_first():
     assert (sparse.loss.name, [term.term.name for term in sparse.terms]) == ("sparse-clr", ["qare"])
     timm = found.changed({"encoder": "timm/vit_tiny_patch16_224", "img_size": 32}).encoder
     assert (timm.name, timm["img_size"], timm["pretrained"]) == ("timm/vit_tiny_patch16_224", 32, False)
+    for form in ("paper", "released"):  # how weights are drawn is the recipe's, whatever the network
+        composed = recipe(f"{form}/digits-conv4-simclr").changed({"encoder": "resnet8"})
+        assert composed.encoder == recipe(f"{form}/digits-resnet8-simclr").encoder
 
 
 def test_another_method_takes_the_objective_or_leaves_it():

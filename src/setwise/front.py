@@ -25,6 +25,7 @@ import setwise.register as register
 import setwise.runs as runs
 from setwise.data import ImageSet, PairSet
 from setwise.data.api import Where
+from setwise.data.formats.folder import CPU_SIDE
 from setwise.evaluation.embedding import EmbeddingTable
 from setwise.evaluation.features import extract, frozen
 from setwise.losses.objective import Choice
@@ -226,7 +227,7 @@ def pretrain(
             assert not isinstance(given, PairSet)  # of which ``compose`` gives no changes
             wanted = {**changes, "data.source": chosen.data.source}
             if where.type == "cpu" and given is None and chosen.data.options.get("size") is None:
-                wanted = {"data.largest": runs.CPU_SIDE, **wanted}
+                wanted = {"data.largest": CPU_SIDE, **wanted}
                 chosen = chosen.changed(wanted)
             decide = partial(runs.recipe_for, _read(BASE), changes=wanted, device=where.type)
             runs.pretrain(chosen, folder, images=given, decide=decide, **options)

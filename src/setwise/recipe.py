@@ -384,7 +384,7 @@ def trust(changes: Mapping[str, object]) -> None:
 
 
 def _set(tree: Tree, path: str, value: object) -> None:
-    """Change one value of a recipe's tables in place; a name brings all options of its entry."""
+    """Change one value of a recipe's tables in place; a name brings all options of its entry, but for ``weights``."""
     part, _, last = path.partition(".")
     if path == "objective.loss" and (value in (None, "none") or isinstance(value, Mapping)):
         tree["objective"] = Objective.read(value).tree() if isinstance(value, Mapping) else None
@@ -402,7 +402,10 @@ def _set(tree: Tree, path: str, value: object) -> None:
     elif path == "second_encoder.name" and value in (None, "none"):
         tree.pop("second_encoder", None)
     elif (registry := _registry(path)) is not None:
-        tree[part] = Choice.read(registry, {last: value}, last).tree(last)
+        chosen = Choice.read(registry, {last: value}, last)
+        if path == "encoder.name" and "weights" in chosen.options:  # of any network, drawn as the recipe says
+            chosen.options["weights"] = tree[part].get("weights", chosen["weights"])
+        tree[part] = chosen.tree(last)
         if part == "method":  # another method may take no objective, or need one, or have a loss of its own
             usual, kept = usual_loss(tree[part][last]), tree["objective"]
             if kept is None or usual is None or (usual == BUILT_IN) != (kept["loss"] == BUILT_IN):

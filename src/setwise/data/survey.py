@@ -11,7 +11,7 @@ from pathlib import Path
 from setwise.data.api import DataError
 from setwise.data.fetching.published import file_digest
 from setwise.data.formats.decode import SHOW_PROGRESS_FROM, format_and_size, quiet_pillow, reason
-from setwise.data.formats.folder import default_size
+from setwise.data.formats.folder import CPU_SIDE, default_size
 from setwise.data.formats.listing import Listing, list_split, one_line, test_split
 from setwise.data.root import root_of
 from setwise.data.store import DIED
@@ -52,7 +52,8 @@ class Survey:
                 f"sizes: {len(self.sizes):,}, heights {min(heights):,} to {max(heights):,}, "
                 f"widths {min(widths):,} to {max(widths):,}"
             )
-            yield f"training takes {self.size[0]}x{self.size[1]} (height x width), {self.why}"
+            less = f" (a CPU at most {CPU_SIDE})" if max(self.size) > CPU_SIDE else ""
+            yield f"training takes {self.size[0]}x{self.size[1]}{less}, height x width, {self.why}"
         for files in self.duplicates:
             yield f"the same file {len(files)} times: {', '.join(map(one_line, files))}"
         for path, why in self.broken:

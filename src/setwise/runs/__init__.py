@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from setwise.recipe import Recipe
-from setwise.runs.choices import CPU_SIDE, recipe_for
+from setwise.runs.choices import recipe_for
 from setwise.runs.embedding import embed, home, image_encoder, neighbours, title_of
 from setwise.runs.matching import run_matching
 from setwise.runs.pairs import embed_run, run_pairs, write_sides
@@ -14,7 +14,6 @@ from setwise.runs.pretraining import choose_device, encoder_of, export, pretrain
 from setwise.runs.speedrun import timed_run, timed_runs
 
 __all__ = [
-    "CPU_SIDE",
     "choose_device",
     "embed",
     "embed_run",

@@ -14,7 +14,6 @@ from setwise.recipe import Recipe, flat
 TINY, SMALL = 16, 64  # pixels of the longer side
 PIXELS = 256 * 224 * 224  # of a step, at most: an estimated 6 GB for ResNet-18 in bfloat16
 GPU_IMAGES = 10_000_000  # that a run on a GPU sees in all: 200 epochs of CIFAR-10
-CPU_SIDE = 64  # pixels a side, at most, if a CPU trains on images of which nobody said a size
 CPU_PIXELS = 200_000_000  # that a run on a CPU sees in all: about five minutes of two cores
 
 

@@ -20,6 +20,7 @@ from setwise.data.workers import Place, for_each
 
 NAME = "image-folder"
 SIDES = (32, 64, 96, 128, 224)  # that images of mixed sizes may get
+CPU_SIDE = 64  # of images that a CPU trains on, at most, where neither a size nor a recipe is given
 KEPT_SIDE = 512  # images of one size stay as they are if no side is longer
 LISTED = 100  # broken files that a message names; `setwise data check` prints all
 
