@@ -100,13 +100,13 @@ class Answer(NamedTuple):
 
 
 def answers(found: Study, question: Question) -> list[Answer]:
-    """Its rows, tuned ones first. A row that has tuned runs is not there with untuned ones."""
+    """Its rows, by data and size. A row that has tuned runs is not there with untuned ones."""
     chosen: dict[Row, Answer] = {}
     for stage in STAGES:
         for row, ways in found.stages[stage].items():
             if values(ways, SAME) and question.holds(row, ways):
                 chosen.setdefault(row, Answer(row, stage, ways))
-    return list(chosen.values())
+    return sorted(chosen.values(), key=lambda one: one.row.place)
 
 
 def what_sets_say(path: Path) -> str:
