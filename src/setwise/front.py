@@ -26,6 +26,8 @@ import setwise.runs as runs
 from setwise.data import ImageSet, PairSet
 from setwise.data.api import Where
 from setwise.data.formats.folder import CPU_SIDE
+from setwise.data.formats.folder import NAME as IMAGE_FOLDER
+from setwise.data.loading import source_of
 from setwise.evaluation.embedding import EmbeddingTable
 from setwise.evaluation.features import extract, frozen
 from setwise.losses.objective import Choice
@@ -226,7 +228,8 @@ def pretrain(
         if changes is not None:
             assert not isinstance(given, PairSet)  # of which ``compose`` gives no changes
             wanted = {**changes, "data.source": chosen.data.source}
-            if where.type == "cpu" and given is None and chosen.data.options.get("size") is None:
+            photos = given is None and source_of(chosen.data.source)[0] == IMAGE_FOLDER
+            if where.type == "cpu" and photos and chosen.data.options.get("size") is None:
                 wanted = {"data.largest": CPU_SIDE, **wanted}
                 chosen = chosen.changed(wanted)
             decide = partial(runs.recipe_for, _read(BASE), changes=wanted, device=where.type)
