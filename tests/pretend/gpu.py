@@ -1,8 +1,9 @@
 """A GPU that is not there: tensors that say they are on one, and compute on the CPU.
 
 Code for a GPU then runs where there is none, its values are real, and what would end the capture of a CUDA graph
-raises: reading a value, a result whose shape depends on values, a copy between host and device. Kernels of ours are not
-run: their arguments are compared with their text, and their results are zero.
+raises: reading a value, a result whose shape depends on values, a copy between host and device. What was captured can
+be replayed: the same operations on the same memory, whatever Python would do by then. Kernels of ours are not run:
+their arguments are compared with their text, and their results are zero; or plain code takes their place.
 
 ``load`` has to come before torch is imported: torch asks only once whether it was built for CUDA.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 import ctypes
 import re
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
@@ -41,9 +42,45 @@ def load(library: Path) -> None:
 
 
 class Graph:
-    """What was captured; it does nothing again."""
+    """Operations on memory that stays where it is."""
 
-    def replay(self) -> None: ...
+    def __init__(self) -> None:
+        self.operations: list[tuple[Any, Any, Any]] = []  # the operator, its arguments, what it gave
+        self.before: dict[int, tuple[Any, Any]] = {}  # memory that was written to, and what it held
+
+    def record(self, func: Any, inner: Any, out: Any) -> None:
+        """One more; called when it has been done."""
+        self.operations.append((func, inner, out))
+
+    def keep(self, func: Any, inner: Any) -> None:
+        """Before an operation that writes to its arguments: a capture computes nothing, so it will be undone."""
+        import torch
+        from torch.utils._pytree import tree_leaves
+
+        # Its running statistics are written to, which its schema does not say.
+        writes = func._schema.is_mutable or func is torch.ops.aten.native_batch_norm.default
+        for x in tree_leaves(inner) if writes else ():
+            if isinstance(x, torch.Tensor):
+                memory = x.untyped_storage()
+                self.before.setdefault(memory.data_ptr(), (memory, memory.clone()))
+
+    def undo(self) -> None:
+        """Everything as it was before the capture."""
+        for memory, held in self.before.values():
+            if memory.nbytes() == held.nbytes():  # else it was empty before
+                memory.copy_(held)
+
+    def replay(self) -> None:
+        """Do all of it."""
+        import torch
+        from torch.utils._pytree import tree_leaves
+
+        for func, (args, kwargs), out in self.operations:
+            again = func(*args, **kwargs)
+            if not (func._schema.is_mutable or func.is_view):
+                for x, y in zip(tree_leaves(out), tree_leaves(again), strict=True):
+                    if isinstance(x, torch.Tensor) and x.shape == y.shape:  # else it was resized since
+                        x.copy_(y)
 
 
 class Stream:
@@ -59,24 +96,25 @@ class Stream:
         forbid("synchronize")
 
 
-capturing = False
+capturing: Graph | None = None
 
 
 def forbid(what: str) -> None:
     """Raise where a graph is captured."""
-    if capturing:
+    if capturing is not None:
         raise RuntimeError(f"operation not permitted when stream is capturing: {what}")
 
 
 @contextmanager
-def graph(*_: Any, **__: Any) -> Iterator[None]:
-    """What is within is captured; nothing can be replayed."""
+def graph(made: Graph | None = None, **_: Any) -> Iterator[None]:
+    """What is within is captured."""
     global capturing
-    capturing = True
+    capturing = made or Graph()
     try:
         yield
     finally:
-        capturing = False
+        capturing, made = None, capturing
+        made.undo()
 
 
 def arguments(text: str, name: str) -> list[str]:
@@ -102,10 +140,11 @@ class Kernel:
 
         kinds = ["pointer" if isinstance(x, torch.Tensor) else "int" if isinstance(x, int) else "double" for x in args]
         assert kinds == self.kinds, f"{self.name} takes {self.kinds}, got {kinds}"
-        for x in args:
-            assert not isinstance(x, torch.Tensor) or x.is_cuda, f"{self.name} got a tensor of the host"
-            if isinstance(x, torch.Tensor) and x.dtype == torch.int64:
-                x.inner.clamp_(min=0)  # an index that the kernel finds, and -1 before
+        tensors = [x for x in args if isinstance(x, torch.Tensor)]
+        for x in tensors:
+            assert x.is_cuda, f"{self.name} got a tensor of the host"
+        # An index that the kernel would find is -1 before: 0 is a valid one.
+        Work(lambda *found: [x.clamp_(min=0) for x in found])(*(x for x in tensors if x.dtype == torch.int64))
         assert all(n > 0 for n in (*grid, *block)), f"{self.name}: {grid} blocks of {block}"
         launched.add(self.name)
 
@@ -113,8 +152,72 @@ class Kernel:
 launched: set[str] = set()
 
 
-def install() -> Any:
-    """Pretend from now on; what is returned is a mode to work within."""
+class Work:
+    """What a kernel does, done by other code: an operator that writes to its arguments."""
+
+    _schema, is_view = SimpleNamespace(is_mutable=True), False
+
+    def __init__(self, work: Callable[..., object]) -> None:
+        self.work = work
+
+    def __call__(self, *args: Any) -> None:
+        inner = [getattr(x, "memory_", x) for x in args]
+        if capturing is not None:
+            capturing.keep(self, inner)
+            capturing.record(self, (inner, {}), None)
+        self.work(*inner)
+
+
+def eigh(a: Any, values: Any, vectors: Any) -> None:
+    """Of eigh.cu."""
+    import torch
+
+    found = torch.linalg.eigh(a)
+    values.copy_(found.eigenvalues)
+    vectors.copy_(found.eigenvectors.mT)
+
+
+def assign_sets(scores: Any, ids_a: Any, ids_b: Any, *rest: Any) -> None:
+    """Of assign.cu."""
+    from scipy.optimize import linear_sum_assignment
+
+    *_, to_b, to_a, _n, _m = rest
+    for one in ids_a.unique().tolist():
+        rows, columns = ((ids == one).nonzero()[:, 0] for ids in (ids_a, ids_b))
+        i, j = linear_sum_assignment(scores[rows][:, columns].double().numpy(), maximize=True)
+        to_b[rows[i]], to_a[columns[j]] = columns[j], rows[i]
+
+
+def plain_kernel(
+    files: str | Sequence[str], name: str, defines: Mapping[str, object], shared: int = 0
+) -> Callable[..., None]:
+    """Kernels without which a step cannot be captured; others have plain torch in their place."""
+    if name not in ("eigh", "assign_sets"):
+        raise RuntimeError("none here")
+    work = Work(eigh if name == "eigh" else assign_sets)
+    return lambda *, args, **_: work(*args)
+
+
+def plain_views(
+    ranges: Any, finish: Any, images: Any, samples: Any, seed: Any, epoch: Any, first: int, count: int
+) -> Any:
+    """Of views.cu: the plain path, on the CPU."""
+    from setwise.kernels.views import _empty
+    from setwise.views import draw, render
+
+    def work(images: Any, samples: Any, seed: Any, epoch: Any, out: Any) -> None:
+        size = tuple(images.shape[2:])
+        for view in range(count):
+            parameters = draw.draw(ranges, samples, seed, epoch, first + view, size)
+            out[view] = render.apply(images, parameters, finish)
+
+    out, _ = _empty(finish, count, images)
+    Work(work)(images, samples, seed, epoch, out)
+    return out
+
+
+def install(*, plain: bool = False) -> Any:
+    """Pretend from now on; what is returned is a mode to work within. ``plain``: plain torch instead of kernels."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
     from torch.utils._pytree import tree_flatten, tree_map_only
@@ -148,7 +251,7 @@ def install() -> Any:
                 if not lists:
                     raise RuntimeError(f"Expected all tensors to be on the same device: {func}")
                 forbid(f"{func} with indices of the host")
-        inner = tree_map_only(Pretend, lambda x: x.inner, (args, kwargs))
+        inner = tree_map_only(Pretend, lambda x: x.memory_, (args, kwargs))
         if packet in (aten._pin_memory, aten.is_pinned):
             return inner[0][0] if packet is aten._pin_memory else True
         inner[1].pop("pin_memory", None)
@@ -157,18 +260,22 @@ def install() -> Any:
         if func in wider:  # a CPU has no such operator
             *factors, dtype = inner[0]
             inner, func = ([x.to(dtype) for x in factors], {}), packet.default
+        if capturing is not None and (there or any(mine)):
+            capturing.keep(func, inner)
         out = func(*inner[0], **inner[1])
         if packet in (aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty):
             out.zero_()  # what a kernel would have filled is a valid index
+        if capturing is not None and (there or any(mine)):
+            capturing.record(func, inner, out)
         if not there:
             return out
         out = tree_map_only(torch.Tensor, Pretend, out)
-        return return_and_correct_aliasing(func, args, kwargs, out)
+        return return_and_correct_aliasing(func, args, kwargs, out) if any(mine) else out
 
     class Pretend(torch.Tensor):
         """A tensor of the CPU that says it is on a GPU."""
 
-        inner: torch.Tensor
+        memory_: torch.Tensor
 
         @staticmethod
         def __new__(cls, inner: torch.Tensor) -> Any:
@@ -182,14 +289,14 @@ def install() -> Any:
                 dtype=inner.dtype,
                 device="cuda:0",
             )
-            made.inner = inner
+            made.memory_ = inner
             return made
 
         def record_stream(self, stream: Any) -> None: ...
 
         def tolist(self) -> Any:
             forbid("tolist")
-            return self.inner.tolist()
+            return self.memory_.tolist()
 
         @classmethod
         def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -203,7 +310,14 @@ def install() -> Any:
 
     gpu: Any = torch.cuda
     gpu._lazy_init = lambda: None
-    torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device="cuda") is a copy that a mode sees
+    torch.inference_mode = lambda mode=True: torch.no_grad() if mode else nullcontext()  # type: ignore[assignment,misc]
+    torch._C._set_only_lift_cpu_tensors(True)  # new_tensor is a copy that the mode sees
+    make_tensor = torch.tensor
+
+    def tensor(data: Any, *, device: Any = None, **options: Any) -> Any:  # a copy, which the mode sees
+        return make_tensor(data, **options).to(device)
+
+    torch.tensor = tensor  # type: ignore[assignment]
     gpu.is_available = lambda: True
     gpu.current_device = lambda: 0
     gpu.get_device_capability = lambda *_: (9, 0)
@@ -212,7 +326,7 @@ def install() -> Any:
     gpu.set_rng_state = lambda *_: None
     gpu.mem_get_info = lambda *_: (2**33, 2**33)
     gpu.synchronize = lambda *_: forbid("synchronize")
-    gpu.is_current_stream_capturing = lambda: capturing
+    gpu.is_current_stream_capturing = lambda: capturing is not None
     gpu.Stream, gpu.current_stream = Stream, Stream
     gpu.device = gpu.stream = lambda *_: nullcontext()
     gpu.graph_pool_handle, gpu.CUDAGraph, gpu.graph = object, Graph, graph
@@ -222,5 +336,7 @@ def install() -> Any:
     from setwise.kernels import assign, conv_plan, eigh, local, rows, views
 
     for module in (assign, conv_plan, eigh, local, rows, views):
-        module.compile_kernel = Kernel  # type: ignore[attr-defined]
+        module.compile_kernel = plain_kernel if plain else Kernel  # type: ignore[attr-defined]
+    if plain:
+        views.views = plain_views
     return Mode()

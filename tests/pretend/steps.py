@@ -1,6 +1,7 @@
 """Captured steps of every method, loss, term and optimiser on the GPU of gpu.py.
 
-python steps.py FOLDER prints what went wrong, by the case's name, as JSON, and the kernels that were launched.
+python steps.py FOLDER prints what went wrong, by the case's name, as JSON, and the kernels that were launched; with
+"compare" behind it, how far each case ends from the same run on the CPU.
 """
 
 from __future__ import annotations
@@ -157,6 +158,40 @@ def train(recipe: Recipe, data: Any) -> None:
     engine.means()
 
 
+# In float64, which is compared, these need torch's eigenvalues, for which a GPU is waited for.
+EIGENVALUES = ("many-patches", *(f"term {one}" for one in ("qare", "gap", "nuclear-norm", "coding-rate")))
+
+
+def difference(recipe: Recipe, data: Any) -> float:
+    """The largest between the tensors of a run here, captured and replayed, and of one on the CPU; two epochs each."""
+    recipe, found = replace(recipe, precision="float64"), []
+    if recipe.objective is not None and any(one.term.name == "qare" for one in recipe.objective.terms):
+        recipe = recipe.changed({"terms": [{"term": "frobenius", "weight": 0.5}]})
+    for device in ("cuda", "cpu"):
+        engine = Engine(recipe, data, seed=1, device=torch.device(device))
+        for epoch in range(2):
+            engine.begin(epoch)
+            for _ in range(engine.steps):
+                engine.step()
+        found.append({name: x.cpu() for name, x in engine.tensors().items() if x.is_floating_point()})
+    return max(float((x - found[1][name]).abs().max()) for name, x in found[0].items())
+
+
+def compare() -> None:
+    """Captured steps, with plain code in place of kernels, against a CPU's; prints the difference of each case."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    found: dict[str, float | str] = {}
+    with gpu.install(plain=True):
+        for name, case in cases().items():
+            if name not in EIGENVALUES:
+                try:
+                    found[name] = difference(*case)
+                except Exception as error:
+                    found[name] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+    print(json.dumps(found))
+
+
 def main() -> None:
     """All cases."""
     torch.set_num_threads(1)
@@ -172,4 +207,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    compare() if "compare" in sys.argv else main()
