@@ -30,6 +30,7 @@ from setwise.records.statistics import PairedDifference, mean_std, paired_differ
 from setwise.report.page import Panel, line_picture
 from setwise.report.tables import Cell, shown
 
+ENOUGH = 4  # sizes of sets that make a line
 PICTURE = "docs/sets-by-size.svg"
 PANELS = ("en-de-few", "en-fr-few", "halves")
 LITTLE = 1.0  # a point of recall
@@ -192,12 +193,12 @@ def _at_most(words: str, best: Most | None) -> Iterator[str]:
 
 
 def _cost(found: Study, data: str) -> str:
-    """What it costs not to know the pairs: sets of one are pairs. One stage for all sizes, that with the most."""
+    """What it costs not to know the pairs: sets of one are pairs. One stage for all sizes: tuned, if it has enough."""
     by_stage = {
         stage: {row.group: values(ways, SAME) for row, ways in rows.items() if _plain(row) and row.data == data}
         for stage, rows in found.stages.items()
     }
-    stage = max(STAGES, key=lambda stage: len(by_stage[stage]) if by_stage[stage].get(1) else 0)
+    stage = max(STAGES, key=lambda stage: min(ENOUGH, len(by_stage[stage])) if by_stage[stage].get(1) else 0)
     pairs = by_stage[stage].pop(1, {})
     costs = {group: paired_difference(pairs, some) for group, some in sorted(by_stage[stage].items())}
     known = {group: cost for group, cost in costs.items() if cost is not None}
