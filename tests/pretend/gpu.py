@@ -11,9 +11,8 @@ their arguments are compared with their text, and their results are zero; or pla
 from __future__ import annotations
 
 import ctypes
-import re
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
@@ -119,105 +118,6 @@ def graph(made: Graph | None = None, **_: Any) -> Iterator[None]:
         made.undo()
 
 
-def arguments(text: str, name: str) -> list[str]:
-    """The kinds of a kernel's parameters: "pointer", "int" or "double"."""
-    found = re.search(rf"\b{name}\s*\(([^)]*)\)\s*{{", re.sub(r"//[^\n]*", "", text))
-    assert found, f"no kernel {name}"
-    kinds = []
-    for one in found[1].split(","):
-        kinds.append("pointer" if "*" in one else "double" if "double" in one.split() else "int")
-    return kinds
-
-
-class Kernel:
-    """A kernel that is only asked whether its arguments fit."""
-
-    def __init__(self, files: str | Sequence[str], name: str, defines: Mapping[str, object], shared: int = 0) -> None:
-        from setwise.kernels.nvrtc import source
-
-        self.name, self.kinds = name, arguments(source(files, defines), name)
-
-    def __call__(self, *, grid: Any, block: Any, args: Sequence[Any], early: bool = False) -> None:
-        import torch
-
-        kinds = ["pointer" if isinstance(x, torch.Tensor) else "int" if isinstance(x, int) else "double" for x in args]
-        assert kinds == self.kinds, f"{self.name} takes {self.kinds}, got {kinds}"
-        tensors = [x for x in args if isinstance(x, torch.Tensor)]
-        for x in tensors:
-            assert x.is_cuda, f"{self.name} got a tensor of the host"
-            if x.dtype == torch.int64:
-                x.memory_.clamp_(min=0)  # an index that the kernel finds is -1 before
-        assert all(n > 0 for n in (*grid, *block)), f"{self.name}: {grid} blocks of {block}"
-        launched.add(self.name)
-
-
-launched: set[str] = set()
-
-
-class Work:
-    """What a kernel does, done by other code: an operator that writes to its arguments."""
-
-    _schema, is_view = SimpleNamespace(is_mutable=True), False
-
-    def __init__(self, work: Callable[..., object]) -> None:
-        self.work = work
-
-    def __call__(self, *args: Any) -> None:
-        inner = [getattr(x, "memory_", x) for x in args]
-        if capturing is not None:
-            capturing.keep(self, inner)
-            capturing.record(self, (inner, {}), None)
-        self.work(*inner)
-
-
-def eigh(a: Any, values: Any, vectors: Any) -> None:
-    """Of eigh.cu."""
-    import torch
-
-    found = torch.linalg.eigh(a)
-    values.copy_(found.eigenvalues)
-    vectors.copy_(found.eigenvectors.mT)
-
-
-def assign_sets(scores: Any, ids_a: Any, ids_b: Any, *rest: Any) -> None:
-    """Of assign.cu."""
-    from scipy.optimize import linear_sum_assignment
-
-    *_, to_b, to_a, _n, _m = rest
-    for one in ids_a.unique().tolist():
-        rows, columns = ((ids == one).nonzero()[:, 0] for ids in (ids_a, ids_b))
-        i, j = linear_sum_assignment(scores[rows][:, columns].double().numpy(), maximize=True)
-        to_b[rows[i]], to_a[columns[j]] = columns[j], rows[i]
-
-
-def plain_kernel(
-    files: str | Sequence[str], name: str, defines: Mapping[str, object], shared: int = 0
-) -> Callable[..., None]:
-    """Kernels without which a step cannot be captured; others have plain torch in their place."""
-    if name not in ("eigh", "assign_sets"):
-        raise RuntimeError("none here")
-    work = Work(eigh if name == "eigh" else assign_sets)
-    return lambda *, args, **_: work(*args)
-
-
-def plain_views(
-    ranges: Any, finish: Any, images: Any, samples: Any, seed: Any, epoch: Any, first: int, count: int
-) -> Any:
-    """Of views.cu: the plain path, on the CPU."""
-    from setwise.kernels.views import _empty
-    from setwise.views import draw, render
-
-    def work(images: Any, samples: Any, seed: Any, epoch: Any, out: Any) -> None:
-        size = tuple(images.shape[2:])
-        for view in range(count):
-            parameters = draw.draw(ranges, samples, seed, epoch, first + view, size)
-            out[view] = render.apply(images, parameters, finish)
-
-    out, _ = _empty(finish, count, images)
-    Work(work)(images, samples, seed, epoch, out)
-    return out
-
-
 def install(*, plain: bool = False) -> Any:
     """Pretend from now on; what is returned is a mode to work within. ``plain``: plain torch instead of kernels."""
     import torch
@@ -227,7 +127,6 @@ def install(*, plain: bool = False) -> Any:
     aten = torch.ops.aten
     values = (aten._local_scalar_dense, aten.nonzero, aten.masked_select, aten.equal, aten.bincount, aten._unique2)
     waiting = {*values, aten.unique_dim, aten.unique_consecutive, aten.linalg_eigh, aten._linalg_eigh, aten._linalg_svd}
-
     wider = (aten.bmm.dtype, aten.mm.dtype)  # products of bf16 in float32
 
     def on_gpu(device: Any) -> bool:
@@ -335,11 +234,13 @@ def install(*, plain: bool = False) -> Any:
     torch.backends.cudnn.enabled = False  # its operators have no twin on the CPU
     torch.__future__.set_overwrite_module_params_on_conversion(True)
 
+    import stand_ins
+
     from setwise.kernels import assign, conv_plan, eigh, local, rows, views
 
     for module in (assign, conv_plan, eigh, local, rows, views):
-        module.compile_kernel = plain_kernel if plain else Kernel  # type: ignore[attr-defined]
+        module.compile_kernel = stand_ins.plain_kernel if plain else stand_ins.Kernel  # type: ignore[attr-defined]
     Graph.replays = plain  # of zeros nothing good would come
     if plain:
-        views.views = plain_views
+        views.views = stand_ins.plain_views
     return Mode()
