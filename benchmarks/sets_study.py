@@ -10,7 +10,7 @@ is wrong with them, and a way: the loss and its truth.
 size        sets of 1 to 256 lines; English and German, English and French; all 29,000 lines, or 4,096
 missing     10, 30, 50 % of the items of each side lack their partner; with and without a price for "no match"
 wrong       5, 20 % of the sets are paired with another's
-halves      left and right halves of CIFAR-10's images, in sets of 8 to 128
+halves      left and right halves of CIFAR-10's images, in sets of 1 to 128; all 50,000, or 4,096
 quadratic   truths from the first step, sets of 256, few sets, weak encoders: where a quadratic truth might help.
             The first step's truth ("cold") is also that of "hard" and "one-to-one"
 
@@ -62,7 +62,7 @@ MEASURE = "recall1"
 TEMPERATURES = (0.04, 0.25)
 PRICES = (-0.1, -0.2, -0.3, -0.4, -0.5, -0.6)  # of cosines
 STRUCTURES = (0.1, 10.0)  # weights of the quadratic part
-FEW = 4096  # lines: 32 sets of 128
+FEW = 4096  # lines or images: 32 sets of 128
 
 
 class Source(NamedTuple):
@@ -80,8 +80,12 @@ def sentences(language: str, *, few: bool) -> Source:
     return Source("pairs/multi30k-bag-infonce", changes, (10, 20, 40) if few else (4, 8, 16), {"data.test": "val"})
 
 
-DATA = {f"en-{one}{'-few' if few else ''}": sentences(one, few=few) for few in (False, True) for one in ("de", "fr")}
-DATA["halves"] = Source("pairs/cifar10-halves-conv4-infonce", {}, (10, 20, 40), {"data.validation": 2000})
+SENTENCES = {
+    f"en-{one}{'-few' if few else ''}": sentences(one, few=few) for few in (False, True) for one in ("de", "fr")
+}
+DATA = dict(SENTENCES)
+for name, changes in {"halves": {}, "halves-few": {"data.instances": FEW}}.items():
+    DATA[name] = Source("pairs/cifar10-halves-conv4-infonce", changes, (10, 20, 40), {"data.validation": 2000})
 ONE_TO_ONE = {"loss": "assignment", "mining": "one-to-one", "similarity": "cosine", "symmetric": True}
 # A way is a loss and its truth. "hard", "one-to-one" and "quadratic" begin when half of training is done.
 WAYS: dict[str, dict[str, Any]] = {
@@ -127,11 +131,10 @@ def settings(study: str) -> list[Setting]:
     if study == "size":
         return [
             Setting(data, group, way)
-            for data in DATA
-            if data != "halves"
+            for data in SENTENCES
             for group in (1, 8, 32, 64, 128, 256)
             for way in WAYS
-            if way != "quadratic" and (group > 1 or way not in ("hard", "one-to-one"))  # of one, all truths are equal
+            if way != "quadratic" and (group > 1 or way not in TRUTHS[1:])  # of one, all truths are equal
         ]
     if study == "missing":
         return [
@@ -149,7 +152,12 @@ def settings(study: str) -> list[Setting]:
             for way in TRUTHS
         ]
     if study == "halves":
-        return [Setting("halves", group, way) for group in (8, 32, 64, 128) for way in TRUTHS]
+        return [
+            Setting(data, group, way)
+            for data in ("halves", "halves-few")
+            for group in (1, 8, 32, 64, 128)
+            for way in (TRUTHS if group > 1 else TRUTHS[:1])
+        ]
     plain = [
         Setting(data, group, way)
         for data in ("en-de", "en-de-few")
