@@ -32,7 +32,8 @@ from setwise.report.tables import Cell, shown
 
 ENOUGH = 4  # sizes of sets that make a line
 PICTURE = "docs/sets-by-size.svg"
-PANELS = ("en-de-few", "en-fr-few", "halves")
+PANELS = ("en-de-few", "en-fr-few", "halves-few")
+HALVES = ("halves-few", "halves")
 LITTLE = 1.0  # a point of recall
 Compared = tuple[Way, Way]
 
@@ -60,7 +61,7 @@ QUESTIONS = {
     "size": Question(
         "How large may the sets be?",
         "Larger sets",
-        lambda row, ways: _plain(row) and row.data != "halves",
+        lambda row, ways: _plain(row) and row.data not in HALVES,
         (*TRUTHS, *LOSSES),
     ),
     "wrong": Question(
@@ -75,7 +76,7 @@ QUESTIONS = {
     "halves": Question(
         "Is it so for images?",
         "Halves of images",
-        lambda row, ways: _plain(row) and row.data == "halves",
+        lambda row, ways: _plain(row) and row.data in HALVES,
         (*TRUTHS, (ONE, HARD)),
     ),
     "quadratic": Question(

@@ -15,7 +15,8 @@ DATA = {
     "en-fr-few": "English–French",
     "en-de": "English–German, 29,000 lines",
     "en-fr": "English–French, 29,000 lines",
-    "halves": "halves of CIFAR-10",
+    "halves-few": "halves of CIFAR-10",
+    "halves": "halves of CIFAR-10, 50,000 images",
 }
 WAYS = {
     "same": '`"same"`',

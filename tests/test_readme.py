@@ -113,7 +113,8 @@ def tables_of(text):
 def about(run):
     """What a run was trained on, part by part."""
     data, _, few = run["data"].removeprefix("en-").partition("-")
-    parts = {"halves of CIFAR-10"} if data == "halves" else {LANGUAGES[data]} | (set() if few else {"29,000 lines"})
+    name, every = ("halves of CIFAR-10", "50,000 images") if data == "halves" else (LANGUAGES[data], "29,000 lines")
+    parts = {name} | (set() if few else {every})
     parts |= {f"{100 * run['missing']:.0f} % of items without a partner"} if run.get("missing") else set()
     parts |= {f"{100 * run['wrong']:.0f} % of sets wrong"} if run.get("wrong") else set()
     return frozenset(parts | {f"sets of {run['group']}"} | {SCENES[one] for one in [run.get("scene")] if one})
