@@ -19,6 +19,8 @@ from setwise.cli import main
 from setwise.data import DataError, store, workers
 from setwise.data.fetching import limits
 from setwise.data.formats import decode
+from setwise.recipe import Recipe
+from setwise.runs import pretraining
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
 RNG = np.random.default_rng(0)
@@ -141,6 +143,31 @@ def test_few_files_are_not_kept_and_many_are_decoded_once(photos, root, decodes,
     assert sw.data.load(photos).images.shape == first.images.shape
     parts = [sw.data.load(photos, size=size, pixels="mapped") for size in (16, (8, 24))]
     assert [len(list(root.rglob("*.index"))), *(len(part) for part in parts)] == [3, 40, 40]
+
+
+def test_resident_pixels_that_wait_are_read_once_and_only_where_they_are_left(photos, root, monkeypatch):
+    whole = sw.data.load(photos, size=32).images
+    assert sw.data.load(photos, size=32, wait=True).pixels is None, "few files are in no file"
+    monkeypatch.setattr(store, "FEW_FILES", 0)
+    waiting = sw.data.load(photos, size=32, wait=True)
+    reads, read = [], sw.data.pixels.StoredPixels.read
+    monkeypatch.setattr(
+        sw.data.pixels.StoredPixels,
+        "read",
+        lambda self, rows, out: (reads.extend(rows.tolist()), read(self, rows, out))[1],
+    )
+    places = torch.tensor([5, 3, 39])
+    some = waiting.select(places, split="train").in_memory()
+    assert (some.pixels, reads) == (None, [5, 3, 39])
+    assert torch.equal(some.images, whole[places])
+    assert torch.equal(waiting.in_memory().images, whole)
+    mapped = sw.data.load(photos, size=32, pixels="mapped", wait=True)
+    assert mapped.in_memory() is mapped
+    reads.clear()
+    train, test = pretraining.splits(Recipe.read({"data": {"source": str(photos), "size": 32}}), root)
+    assert sorted(reads) == list(range(40)), "a run reads each image once, whether it trains on it or holds it out"
+    order = [waiting.paths.index(path) for path in train.paths + test.paths]
+    assert torch.equal(torch.cat([train.images, test.images]), whole[order])
 
 
 def test_where_pixels_live_follows_their_size(photos, root, monkeypatch):

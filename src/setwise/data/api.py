@@ -38,11 +38,13 @@ class Placement:
     """Where decoded pixels are to live: in memory, in a file of decoded images, or in their files.
 
     "auto" is resident up to half of the available memory, or to ``most_bytes`` if they are less; then mapped if the
-    disk has room for that, then files.
+    disk has room for that, then files. ``wait``: resident pixels that a file has stay there until
+    ``ImageSet.in_memory`` reads them.
     """
 
     pixels: Where = "auto"
     most_bytes: int | None = None
+    wait: bool = False
 
     def __post_init__(self) -> None:
         """Raise unless there is such a place."""
@@ -115,6 +117,12 @@ class ImageSet:
         rows = torch.split(torch.arange(len(self), device="cpu"), size)
         shape = self.images.shape[1:]
         return self.pixels.batches(rows, lambda n: torch.empty(n, *shape, dtype=torch.uint8, device="cpu"))
+
+    def in_memory(self) -> ImageSet:
+        """The same images, read if they are to be resident and wait in a file."""
+        if self.pixels is None or not self.pixels.resident:
+            return self
+        return replace(self, images=self.pixels[:], pixels=None)
 
     def select(self, rows: Tensor, *, split: str) -> ImageSet:
         """The images ``rows`` (int64 [n]) alone, with their labels and paths."""

@@ -28,6 +28,7 @@ def load(
     options: Mapping[str, object] | None = None,
     pixels: Where = "auto",
     most_bytes: int | None = None,
+    wait: bool = False,
 ) -> ImageSet:
     """One split of a data set: uint8 images [N, C, H, W], labels [N], class names, mean and std.
 
@@ -41,14 +42,15 @@ def load(
     The ``pixels`` of a folder live in memory ("resident"), in a file of decoded images ("mapped"), or in their files,
     decoded when needed ("files"). "auto" is resident up to half of the available memory, or to ``most_bytes`` if they
     are less; then mapped, then files if the disk has no room. Unless they are resident, ``images`` has no values;
-    ``read`` gives some.
+    ``read`` gives some. With ``wait`` resident ones may have none either, until ``in_memory`` reads them: all, or those
+    that ``select`` has left.
 
     Examples:
         >>> digits = sw.data.load("digits", split="test")
         >>> digits.images.shape, digits.images.dtype, len(digits.classes)
         (torch.Size([500, 1, 8, 8]), torch.uint8, 10)
     """
-    data = _images(_read(name, root, split, _options(options, size, boxes), Placement(pixels, most_bytes)))
+    data = _images(_read(name, root, split, _options(options, size, boxes), Placement(pixels, most_bytes, wait)))
     if isinstance(data, MatchedSet):
         check_option(split, PARTS, "split")
         return data.part(split, seed=seed or 0).labelled()

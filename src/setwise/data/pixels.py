@@ -32,6 +32,7 @@ class Pixels(ABC):
 
     shape: torch.Size
     where: str  # for people, as in "in a file, 1.2 GB"
+    resident = False  # whether they are here only until ``ImageSet.in_memory`` reads them
 
     def __len__(self) -> int:
         """Number of images."""

@@ -123,7 +123,8 @@ def decoded(
     if pixels != "files":
         try:
             if (kept := _kept(files, size, root)) is not None:
-                return _read(*kept, count) if resident else _elsewhere(*kept, count)
+                kept[0].resident = resident
+                return _read(*kept, count) if resident and not placement.wait else _elsewhere(*kept, count)
         except NoRoom as error:
             if pixels == "mapped":
                 raise

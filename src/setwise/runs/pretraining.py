@@ -60,7 +60,7 @@ def choose_device(name: str) -> torch.device:
 def splits(recipe: Recipe, root: Path | None) -> tuple[ImageSet, ImageSet]:
     """The images to train on, and those to test on."""
     data = recipe.data
-    load_split = partial(load, data.source, root, options=data.options)
+    load_split = partial(load, data.source, root, options=data.options, wait=True)
     return with_test(recipe, load_split(split="train"), load_split, alone=not has_test_split(data.source))
 
 
@@ -70,16 +70,17 @@ def with_test(
     """The training split, less what is held out of it and what the recipe leaves out, and the images to test on.
 
     ``data.validation`` training images, drawn by ``split_seed``, replace the test split: for choosing between recipes.
-    Where there is no test split (``alone``), a tenth of the images is drawn in the same way.
+    Where there is no test split (``alone``), a tenth of the images is drawn in the same way. Resident pixels that wait
+    in a file are read at the end: once, and only those that are left.
     """
     data = recipe.data
     held_out = alone and not data.validation
     count = held_out_count(train_set) if held_out else data.validation
     if not count:
-        return to_train_on(recipe, train_set), load_split(split="test")
+        return to_train_on(recipe, train_set).in_memory(), load_split(split="test").in_memory()
     kind = "held out" if held_out else "validation"
     rest, kept = hold_out(train_set, count, seed=data.split_seed, kind=kind)
-    return to_train_on(recipe, rest), kept
+    return to_train_on(recipe, rest).in_memory(), kept.in_memory()
 
 
 def to_train_on(recipe: Recipe, images: ImageSet) -> ImageSet:
@@ -152,7 +153,7 @@ def pretrain(
     test_set: ImageSet | None = None
     data = recipe.data
     most = int(SHARE * torch.cuda.mem_get_info(how.device)[0]) if how.device.type == "cuda" else None
-    load_split = partial(load, data.source, root, options=data.options, pixels=how.pixels, most_bytes=most)
+    load_split = partial(load, data.source, root, options=data.options, pixels=how.pixels, most_bytes=most, wait=True)
     train_set = load_split(split="train") if images is None else images
     count, recipe = (None, recipe) if decide is None else (len(train_set), decide(train_set))
     classes = len(train_set.classes)
@@ -162,7 +163,7 @@ def pretrain(
     if evaluate or data.validation:  # else there need not be any to test on
         train_set, test_set = with_test(recipe, train_set, load_split, alone=alone)
     else:
-        train_set = to_train_on(recipe, train_set)
+        train_set = to_train_on(recipe, train_set).in_memory()
     if evaluate and test_set is not None:
         check_classes(train_set, test_set)
     if how.processes.first and not how.quiet:
