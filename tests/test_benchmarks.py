@@ -1,6 +1,7 @@
 """Scripts in benchmarks/ that will run on a GPU: here at a tiny size, so that nothing is wasted there."""
 
 import importlib.util
+import json
 import sys
 from dataclasses import replace
 from itertools import pairwise
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 from setwise.bench.step import images
 from setwise.kernels import conv
@@ -79,6 +81,21 @@ def test_a_compiled_step_computes_what_a_plain_one_does(script):
     assert losses["encoder"] == pytest.approx(losses[""], rel=1e-4)
     assert losses["network"] == pytest.approx(losses[""], rel=1e-4)
     assert len(set(losses[""])) == 2
+
+
+def test_a_start_tells_when_it_passed_what(script, tmp_path):
+    for name, image in zip("abcdefgh", images(8, 16).images, strict=True):
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(tmp_path / f"{name}.png")
+    options = ["start", str(tmp_path), "--again", "0", "--device", "cpu", "--out", str(tmp_path / "start.json")]
+    starts = script("start")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", options)
+        starts.main()
+    found = json.loads((tmp_path / "start.json").read_text())
+    assert found["files"] == 8
+    times = found["first"]
+    assert list(times) == ["torch", "setwise", "device", "listed", "read", "network", "prepared", "step"]
+    assert sorted(times.values()) == list(times.values())
 
 
 def test_trials_are_recipes_that_differ_in_all_that_counts(script):

@@ -1,0 +1,121 @@
+"""How long `setwise pretrain FOLDER` takes to its first step: at first, and when the images are decoded already.
+
+    python benchmarks/start.py FOLDER [--again 3] [--drop] [--device cuda] [--searched 3] [--out FILE.json]
+
+Each start is a new process, which ends after its first step. The first one decodes all images, the others find them
+decoded. ``--drop`` empties the system's file cache before the first start, which needs root.
+
+The times are seconds since the process was started: "torch" and "setwise" are imported, the "device" is ready, the
+files are "listed" and decoded, the images are "read", the "network" is on the device, the step is "prepared" (on a GPU:
+captured), the first "step" is done. On a GPU most of "prepared" is cuDNN's search for the fastest algorithms;
+``--searched`` says how many it may try for each convolution (torch's own number is 10).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+STARTED, SEARCHED = "SETWISE_STARTED", "SETWISE_SEARCHED"  # variables of a start
+
+
+def start(options: list[str]) -> None:
+    """`setwise pretrain` with these options; prints the times, and ends the process after the first step."""
+    started, times = float(os.environ[STARTED]), {}
+
+    def note(name: str) -> None:
+        times.setdefault(name, round(time.time() - started, 2))
+
+    def noted(owner: Any, name: str, before: str = "", after: str = "") -> None:
+        function: Callable[..., Any] = getattr(owner, name)
+
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            if before:
+                note(before)
+            result = function(*args, **kwargs)
+            if after:
+                note(after)
+            return result
+
+        setattr(owner, name, wrapped)
+
+    import torch
+
+    note("torch")
+    if os.environ[SEARCHED]:
+        torch.backends.cudnn.benchmark_limit = int(os.environ[SEARCHED])
+    import setwise.runs as runs
+    import setwise.runs.pretraining as pretraining
+    from setwise.cli import main
+    from setwise.training.engine import Engine
+
+    note("setwise")
+    noted(runs, "choose_device", after="device")
+    noted(pretraining, "load", after="listed")
+    noted(Engine, "__init__", before="read")
+    noted(Engine, "_prepare", before="network", after="prepared")
+    take = Engine.step
+
+    def last_step(engine: Engine) -> None:
+        take(engine)
+        engine.means()  # waits for the device
+        note("step")
+        print(json.dumps(times), flush=True)
+        os._exit(0)
+
+    Engine.step = last_step  # type: ignore[method-assign]
+    sys.argv = ["setwise", "pretrain", *options]
+    main()
+
+
+def timed(options: list[str], searched: int | None) -> dict[str, float]:
+    """The times of one start."""
+    environment = os.environ | {STARTED: str(time.time()), SEARCHED: str(searched or "")}
+    command = [sys.executable, __file__, "--start", *options]
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def main() -> None:
+    """The first start and the others, one after the other."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--again", type=int, default=3, help="starts after the first one")
+    parser.add_argument("--drop", action="store_true", help="empty the system's file cache first")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--searched", type=int, help="algorithms that cuDNN may try for a convolution")
+    parser.add_argument("--root", type=Path, help="where decoded images are kept, so that another call finds them")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    if args.drop:
+        os.sync()
+        Path("/proc/sys/vm/drop_caches").write_text("3")
+    starts = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for number in range(1 + args.again):
+            options = [str(args.folder), "--device", args.device, "--root", str(args.root or Path(scratch, "root"))]
+            starts.append(timed([*options, "--out", f"{scratch}/run-{number}"], args.searched))
+            print("first" if number == 0 else "again", starts[-1], flush=True)
+    if args.out is not None:
+        from setwise.runs import choose_device
+        from setwise.training.environment import environment
+
+        about: dict[str, Any] = {"what": "start", **environment(choose_device(args.device))}
+        about |= {"files": sum(len(names) for _, _, names in os.walk(args.folder)), "searched": args.searched}
+        args.out.write_text(json.dumps(about | {"first": starts[0], "again": starts[1:]}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--start"]:
+        start(sys.argv[2:])
+    else:
+        main()
