@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import replace
-from itertools import product
+from itertools import combinations, product
 
 import numpy as np
 import pytest
@@ -100,6 +100,25 @@ def test_simsiam_sends_no_gradient_to_what_it_predicts(digits):
         method.head[0].weight,
     )[0]
     torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("name", ["byol", "simsiam"])
+def test_of_more_views_each_predicts_the_mean_of_the_others(digits, name):
+    objective = {"loss": "built-in", "terms": [{"term": "qare"}]}
+    method = made(name, digits, method=METHODS[name] | {"views": 4}, objective=objective)
+    batch = batch_of(digits)
+    x = batch.view(method.views, count=4)
+    z = method.head(method.encoder(x))
+    goals = z if name == "simsiam" else method.target_head(method.target_encoder(x))
+    predictions, goals, z = method.predictor(z).chunk(4), goals.chunk(4), z.chunk(4)
+    found = [
+        cosines(predictions[i], torch.stack([goals[j] for j in range(4) if j != i]).mean(0)).mean() for i in range(4)
+    ]
+    expected = -np.mean(found) if name == "simsiam" else 2 - 2 * np.mean(found)
+    terms = method(batch)
+    assert terms["own"].item() == pytest.approx(expected, rel=1e-12)
+    qare = np.mean([sw.QARe()(a, b).item() for a, b in combinations(z, 2)])
+    assert terms["regularizer"].item() == pytest.approx(qare, rel=1e-10)
 
 
 def test_mocov3_is_its_formula(digits):
@@ -268,6 +287,8 @@ def test_what_makes_no_sense_is_refused(digits):
     for name, options, message in (
         ("byol", {"momentum": 1.5}, "expected momentum from 0 to 1, got 1.5"),
         ("dino", {"momentum": -1}, "expected momentum from 0 to 1, got -1"),
+        ("byol", {"views": 1}, "expected at least two views of each image, got 1"),
+        ("simsiam", {"views": 1}, "expected at least two views of each image, got 1"),
         ("many-patches", {"patches": 1}, "expected at least two patches of each image, got 1"),
         ("many-patches", {"distortion": 0}, "expected distortion to be a finite number above 0, got 0"),
         ("mocov3", {"temperature": 0}, "expected temperature to be a finite number above 0"),

@@ -39,7 +39,7 @@ SHORT: dict[str, Any] = {"epochs": 2, "batch": 60}
 QARE = [{"term": "qare", "weight": 0.5}]
 OWN_LOSS: dict[str, dict[str, Any]] = {
     "byol": {},
-    "simsiam": {},
+    "simsiam": {"views": 3},
     "many-patches": {"patches": 3},
     "mocov3": {},
     "swav": {"prototypes": 20, "small": 1, "small_side": 1.0},

@@ -9,7 +9,7 @@ from torch.nn.functional import cosine_similarity
 import setwise.register as register
 from setwise.encoders import projection_head
 from setwise.losses.parallel import Processes
-from setwise.methods.method import Batch, Method, Parts, by_item, by_view
+from setwise.methods.method import Batch, Method, Parts, by_item, by_view, check_views, mean_of_others
 from setwise.methods.momentum import check_momentum, follow, frozen_copy
 
 
@@ -22,14 +22,17 @@ def regression(predictions: Tensor, targets: Tensor) -> Tensor:
     "byol", about="Predict what a slowly moving copy says of the other view. No negatives.", takes=("terms",)
 )
 class BYOL(Method):
-    """The mean over both views of 2 - 2 · cos(prediction of one view, the copy's embedding of the other).
+    """The mean over all views of 2 - 2 · cos(prediction of one view, the copy's mean embedding of the others).
 
-    ``momentum``: of the copy, at the start; it rises to 1. ``predictor``: the width of its hidden layer.
+    ``momentum``: of the copy, at the start; it rises to 1. ``predictor``: the width of its hidden layer. ``views``: of
+    each image.
     """
 
-    def __init__(self, parts: Parts, *, momentum: float = 0.99, predictor: int = 256) -> None:
+    def __init__(self, parts: Parts, *, momentum: float = 0.99, predictor: int = 256, views: int = 2) -> None:
         super().__init__()
         check_momentum(momentum)
+        check_views(views)
+        self.count = views
         self.encoder, self.views, self.terms = parts.encoder, parts.views, parts.terms()
         self.head, self.predictor = self.heads(parts, predictor)
         self.momentum = momentum
@@ -41,22 +44,22 @@ class BYOL(Method):
         return parts.head(), projection_head(out, predictor, out)
 
     def encode(self, batch: Batch) -> tuple[Tensor, ...]:
-        """The features of both views, and the copy's, [B, 2, F] each."""
-        x = batch.view(self.views, count=2)
+        """The features of all views, and the copy's, [B, V, F] each."""
+        x = batch.view(self.views, count=self.count)
         with torch.no_grad():
             targets = self.target_encoder(x)
-        return by_item(self.encoder(x), 2), by_item(targets, 2)
+        return by_item(self.encoder(x), self.count), by_item(targets, self.count)
 
     def compare(self, encoded: tuple[Tensor, ...], batch: Batch) -> dict[str, Tensor]:
         """The loss; terms are of the embeddings before the predictor."""
         h, targets = map(by_view, encoded)
         z = self.head(h)
         with torch.no_grad():
-            targets = self.target_head(targets).roll(len(batch.labels), 0)  # [2B, E], the other view's
-        return self.terms(self.own(self.predictor(z), targets), z.chunk(2), h.chunk(2))
+            targets = mean_of_others(self.target_head(targets), self.count)
+        return self.terms(self.own(self.predictor(z), targets), z.chunk(self.count), h.chunk(self.count))
 
     def own(self, predictions: Tensor, targets: Tensor) -> Tensor:
-        """The loss of the predictions [2B, E] of both views."""
+        """The loss of the predictions [V · B, E] of all views."""
         return regression(predictions, targets)
 
     def after_step(self, step: Tensor, total: int) -> None:

@@ -141,6 +141,21 @@ def by_view(h: Tensor) -> Tensor:
     return h.transpose(0, 1).flatten(0, 1)
 
 
+def mean_of_others(z: Tensor, views: int) -> Tensor:
+    """For each row of z [V · B, E], all items of one view and then all of the next: the mean of its item's other views.
+
+    Of two views, the other one itself.
+    """
+    others = torch.stack([z.roll(k * len(z) // views, 0) for k in range(1, views)])
+    return others.mean(0)
+
+
+def check_views(views: int) -> None:
+    """Raise unless a view has another one to be compared with."""
+    if views < 2:
+        raise ValueError(f"expected at least two views of each image, got {views}; give --method.views 2")
+
+
 def _encoder(choice: Choice, side: Side) -> nn.Module:
     """The encoder for these items; an error if it is for others."""
     name, kinds = choice.name, register.encoder[choice.name].takes or ("images",)

@@ -3,7 +3,7 @@
     paper/DATA-ENCODER-METHOD       as the paper's text says: its losses, temperature 0.05, Xavier weights
     released/DATA-ENCODER-METHOD    as its released code computes, with that code's initial weights
     modern/cifar10-resnet18-...     as today's libraries train on CIFAR-10, with and without a set-level term; byol,
-                                    simsiam, mocov3, swav, dino and many-patches on CIFAR-100 too
+                                    simsiam, fastsiam, mocov3, swav, dino and many-patches on CIFAR-100 too
     paper/DATA-matching-LOSS        instance matching (Table 1), plain and -qare; setwise/...-gap and -control are ours
     pairs/...                       two encoders: texts, feature vectors, images with captions, halves of images; yours
                                     begin with these
@@ -134,7 +134,8 @@ def _modern(cell: Cell) -> Recipe:
 LARS = {"name": "lars", "trust": 0.02, "clip": True}
 WEAK = {"preset": "modern", "saturation": 0.2}
 # Methods with a loss of their own. Their numbers for CIFAR and ResNet-18 are solo-learn's, of 1,000 epochs with batches
-# of 256, and those of EMP-SSL's authors. Of their views, blur and solarisation are left out; SwAV has no queue.
+# of 256, lightly's for FastSiam, and those of EMP-SSL's authors. Of their views, blur and solarisation are left out;
+# SwAV has no queue.
 OWN_LOSS: dict[str, Tree] = {
     "byol": {
         "method": {"name": "byol", "momentum": 0.99, "predictor": 4096},
@@ -147,6 +148,15 @@ OWN_LOSS: dict[str, Tree] = {
         "head": {"hidden": 2048, "out": 2048},
         "views": "modern",
         "optimizer": {"name": "sgd", "lr": 0.5, "weight_decay": 1e-5},
+    },
+    "fastsiam": {
+        "method": {"name": "simsiam", "predictor": 512, "views": 4},
+        "head": {"hidden": 2048, "out": 2048},
+        "views": "modern",
+        "optimizer": {"name": "sgd", "lr": 0.06, "weight_decay": 5e-4},
+        "schedule": "cosine",
+        "batch": 128,
+        "epochs": 200,
     },
     "mocov3": {
         "method": {"name": "mocov3", "momentum": 0.99, "predictor": 4096, "temperature": 0.2},
@@ -180,9 +190,10 @@ OWN_LOSS: dict[str, Tree] = {
 
 
 def _own_loss(cell: Cell) -> Recipe:
-    """ResNet-18 as solo-learn, or the method's authors, train it on CIFAR."""
+    """ResNet-18 as solo-learn, lightly or the method's authors train it on CIFAR."""
+    trained = {"many-patches": "its authors train", "fastsiam": "lightly trains"}.get(cell.base, "solo-learn trains")
     base: Tree = {
-        "about": f"{_about(cell)}, as {'its authors train' if cell.base == 'many-patches' else 'solo-learn trains'} it",
+        "about": f"{_about(cell)}, as {trained} it",
         "data": {"source": cell.data},
         "encoder": {"name": cell.encoder, "stem": "cifar"},
         "epochs": 1000,
