@@ -12,9 +12,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
+from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from setwise.assignment import assignment_maximum, row_maximum, sparsemax
+from setwise.assignment.smoothing import _reached, _unwatched_hull_maximum
 
 NO = -math.inf
 
@@ -184,6 +186,28 @@ def test_one_to_one_maxima_equal_enumeration(smoothing, t):
         torch.testing.assert_close(best.argmax, plan, rtol=0, atol=1e-7)
     assert (best.argmax[t == NO] == 0).all()
     assert best.converged
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("t", [*SCORES, theta(40, scale=10)], ids=range(len(SCORES) + 1))
+def test_the_relaxed_maximum_that_nothing_waits_for(t, device):
+    if len(t) < 7:
+        plan, value = reference(t, "sinkhorn")
+    else:
+        expected = assignment_maximum(t, smoothing="sinkhorn")
+        plan, value = expected.argmax, expected.value
+    best = _unwatched_hull_maximum(t.to(device))
+    torch.testing.assert_close(best.value.cpu(), value, rtol=1e-7, atol=1e-7)
+    torch.testing.assert_close(best.argmax.cpu(), plan, rtol=0, atol=1e-7)
+
+
+def test_paths_of_any_length():
+    edges = torch.rand(200, 200, generator=torch.Generator().manual_seed(0)) < 0.006
+    group = torch.from_numpy(connected_components(edges.numpy(), connection="strong")[1])
+    reached = _reached(edges)
+    assert 1 < len(group.unique()) < 200
+    assert ((group[:, None] == group) == (reached & reached.mT)).all()
+    assert _reached(torch.eye(33).roll(1, 0).bool()).all()  # one circle: paths as long as can be
 
 
 @pytest.mark.parametrize("smoothing", ["none", "entropy", "sinkhorn", "sparse", "sparsemap"])

@@ -98,6 +98,8 @@ def cases() -> dict[str, tuple[Recipe, Any]]:
         "sets priced": ({"method.truth": "one-to-one", "method.price": -0.3}, grouped),
         "sets qare": ({"terms": QARE, "method.truth": "hard"}, grouped),
         "sets assignment": ({"objective": one_to_one}, grouped),
+        "sinkhorn": ({"objective": one_to_one | {"smoothing": "sinkhorn", "temperature": 0.1}}, pairs),
+        "sets sinkhorn": ({"objective": one_to_one | {"smoothing": "sinkhorn", "temperature": 0.1}}, grouped),
     }
     base = named("pairs/feature-pairs-mlp-infonce").changed(SHORT | {"batch": 48})
     return found | {name: (base.changed(change), data) for name, (change, data) in changes.items()}
@@ -116,7 +118,7 @@ def evaluations() -> dict[str, Callable[[], object]]:
         "match": lambda: sw.match(a, b),
         "match ids": lambda: sw.match(a, few, ids_a=sets, ids_b=few_sets, price=0.4),
         "quadratic truth": lambda: sw.InfoNCE()(a, b, sets=sw.Sets(sets, sets, "quadratic")),
-        "sinkhorn": lambda: sw.AssignmentLoss(mining="one-to-one", smoothing="sinkhorn")(a, b),
+        "sparsemap": lambda: sw.AssignmentLoss(mining="one-to-one", smoothing="sparsemap")(a, b),
         "knn": lambda: knn_accuracy(*given, classes=4),
         "probe": lambda: linear_probe(*given, classes=4, seed=1, epochs=2, lr=1e-3, batch=16),
         "features": lambda: extract(encoder, digits, device=device),
@@ -135,7 +137,7 @@ def mistakes() -> dict[str, Callable[[], object]]:
         "to the host": lambda: x.cpu(),
         "to the device": lambda: x + host.to("cuda"),
         "a constant": lambda: x * torch.tensor([1.0, 2.0, 3.0, 4.0], device="cuda"),
-        "a solver of the CPU": lambda: sw.AssignmentLoss(mining="one-to-one", smoothing="sinkhorn")(x, y),
+        "a solver of the CPU": lambda: sw.AssignmentLoss(mining="one-to-one", smoothing="sparsemap")(x, y),
     }
 
 

@@ -163,6 +163,8 @@ def best_assignment(theta: Tensor, *, smoothing: Smoothing) -> Maximum:
         for row in range(n):
             argmax[row].index_add_(0, columns[:, row], p[0])
         return Maximum(value[0], argmax, truth=0.5)
+    if smoothing == "sinkhorn" and theta.device.type != "cpu":
+        return _unwatched_hull_maximum(theta)
     return _hull_maximum(theta, smoothing="entropy" if smoothing == "sinkhorn" else "sparse")
 
 
@@ -374,6 +376,62 @@ def _hull_maximum(theta: Tensor, *, smoothing: Literal["entropy", "sparse"]) -> 
     return Maximum(value.to(theta.dtype), plan.to(theta.dtype), truth, converged)
 
 
+# Where nothing may wait for the device to say how far it is, the entropic maximum takes so many passes of scaling, then
+# so many Newton steps, each by so many steps of conjugate gradients and the best of so many halvings. Columns were then
+# off by 2e-9 at most for cosines over 0.1, 0.05 and 0.02 (N = 32 and 256, four amounts of noise) and θ normal with a
+# deviation of 10, by 2e-7 with 30, and by 2e-3 with 100.
+PASSES, STEPS, DIRECTIONS, HALVINGS = 50, 12, 20, 8
+
+
+def _unwatched_hull_maximum(theta: Tensor) -> Maximum:
+    """The entropic maximum of ``_hull_maximum`` in a fixed number of operations: a CUDA graph can hold it.
+
+    It cannot say whether it converged. Rows are exact, columns nearly.
+    """
+    work = _possible_pairs(theta.double())
+    kernel = torch.exp(work - work.amax(1, keepdim=True))
+    scale = torch.ones_like(kernel[0])
+    for _ in range(PASSES):
+        scale = torch.reciprocal(torch.reciprocal(kernel @ scale) @ kernel)
+    prices = -scale.log()
+
+    def value_at(prices: Tensor) -> Tensor:
+        return prices.sum() + torch.logsumexp(work - prices, 1).sum()
+
+    sizes = torch.logspace(0, 1 - HALVINGS, HALVINGS, base=2, dtype=work.dtype, device=work.device)
+    for _ in range(STEPS):
+        plan, value = torch.softmax(work - prices, 1), value_at(prices)
+        taken = plan.sum(0)
+        # Prices that all rise alike change nothing. Without a least ridge, rounding would let them rise far.
+        ridge = 0.01 * (taken - 1).abs().amax().clamp_min(1e-10)
+        step = _newton_step(plan, taken, ridge)
+        tried = torch.stack([value_at(prices + size * step) for size in sizes])
+        enough = value - 1e-4 * sizes * torch.dot(taken - 1, step) + 8 * torch.finfo(work.dtype).eps * value.abs()
+        prices = prices + torch.where(tried <= enough, sizes, 0).amax() * step
+    return Maximum(value_at(prices).to(theta.dtype), torch.softmax(work - prices, 1).to(theta.dtype), truth=0.0)
+
+
+def _newton_step(plan: Tensor, taken: Tensor, ridge: Tensor) -> Tensor:
+    """x of (diag(taken) - plan^T plan + ridge) x = taken - 1, by conjugate gradients; rows of the plan sum to 1."""
+    diagonal = taken - plan.square().sum(0) + ridge
+    x, rest = torch.zeros_like(taken), taken - 1
+    scaled = _share(rest, diagonal)
+    direction, size = scaled, torch.dot(rest, scaled)
+    for _ in range(DIRECTIONS):
+        image = (taken + ridge) * direction - (plan @ direction) @ plan
+        length = _share(size, torch.dot(direction, image))
+        x, rest = x + length * direction, rest - length * image
+        scaled = _share(rest, diagonal)
+        before, size = size, torch.dot(rest, scaled)
+        direction = scaled + _share(size, before) * direction
+    return x
+
+
+def _share(part: Tensor, whole: Tensor) -> Tensor:
+    """part / whole, and 0 where nothing is left to divide by; NaN stays NaN."""
+    return torch.where(whole == 0, 0, part / whole)
+
+
 def _partial_hull_maximum(theta: Tensor, *, smoothing: Literal["entropy", "sparse"]) -> Maximum:
     """The same where rows and columns may stay alone: no column is taken more than once, and no price is below 0.
 
@@ -422,15 +480,29 @@ def _possible_pairs(theta: Tensor) -> Tensor:
 
     Rows point to the rows whose columns they could take; a pair is in an assignment if that closes a cycle.
     """
-    allowed = theta > -math.inf
-    if allowed.all():
+    allowed, watched = theta > -math.inf, theta.device.type == "cpu"
+    if watched and allowed.all():
         return theta
-    from scipy.sparse.csgraph import connected_components  # here: its import takes a third of torch's
+    partner = solve_linear(theta, maximize=True) if watched else _best_columns(allowed.float())
+    edges = allowed[:, partner]
+    if watched:
+        from scipy.sparse.csgraph import connected_components  # here: its import takes a third of torch's
 
-    partner = solve_linear(theta, maximize=True)
-    groups = connected_components(allowed[:, partner].cpu().numpy(), connection="strong")[1]
-    group = torch.from_numpy(groups).to(theta.device)
-    return theta.masked_fill(group[:, None] != group[partner.argsort()], -math.inf)
+        group = torch.from_numpy(connected_components(edges.numpy(), connection="strong")[1])
+        closed = group[:, None] == group
+    else:
+        reached = _reached(edges)
+        closed = reached & reached.mT
+    return theta.masked_fill(~closed[:, partner.argsort()], -math.inf)
+
+
+def _reached(edges: Tensor) -> Tensor:
+    """Which nodes [N, N] paths of any length lead to, from each."""
+    reached = edges | torch.eye(len(edges), dtype=torch.bool, device=edges.device)
+    for _ in range(max(1, len(edges) - 1).bit_length()):
+        steps = reached.float()
+        reached = steps @ steps > 0
+    return reached
 
 
 def _scaled_prices(theta: Tensor) -> Tensor:

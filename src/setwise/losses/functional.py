@@ -165,7 +165,8 @@ def assignment_loss(
         return mean if reduction == "mean" else rows.sum() * temperature / (2 if symmetric else 1)
     partner = torch.arange(len(z_a), device=z_a.device)
     losses = []
-    for anchors, others in [(z_a, z_b), (z_b, z_a)] if symmetric else [(z_a, z_b)]:
+    both = symmetric and (mining == "batch-hard" or extra_negatives is not None)
+    for anchors, others in [(z_a, z_b), (z_b, z_a)] if both else [(z_a, z_b)]:
         theta = dense_scores(anchors, others, extra_negatives, partner, similarity, temperature, margin)
         losses.append(structured_loss(theta, partner, mining, smoothing).sum())
     return _reduce(torch.stack(losses).mean(), len(z_a), reduction, temperature)

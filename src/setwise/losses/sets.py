@@ -304,6 +304,7 @@ def set_assignment_loss(
 ) -> Tensor:
     """The one-to-one loss of the rows of z_a among z_b and the extra negatives, []; symmetric: the mean of both ways.
 
+    Without extra negatives both ways are the same.
     With a price D holds the assignments that leave rows alone. Adding the price to every score, such a row scores 0.
     """
     known = Sets(*sets)
@@ -316,7 +317,8 @@ def set_assignment_loss(
         partner, _ = partners_inside(z_a, z_b, known, similarity)
         admissible = partner[:, None] == torch.arange(len(z_b), device=z_b.device)
     losses = []
-    for x, y, allowed in [(z_a, z_b, admissible), (z_b, z_a, admissible.mT)][: 2 if symmetric else 1]:
+    ways = [(z_a, z_b, admissible), (z_b, z_a, admissible.mT)]
+    for x, y, allowed in ways if symmetric and extra is not None else ways[:1]:
         allowed = allowed if extra is None else pad(allowed, (0, len(extra)))
         theta = dense_scores(x, y, extra, allowed, similarity, temperature, margin)
         solve = best_assignment if known.price is None else best_partial
