@@ -71,6 +71,27 @@ def test_labels_of_many_fields_say_what_is_not_usual():
     assert labels(groups, paths) == ["the usual", "no field3", "field1 0.5, field2 x"]
 
 
+def test_labels_of_many_fields_are_silent_about_parts_that_a_recipe_does_not_have():
+    usual = {f"field{i}": i for i in range(8)} | {"method.name": "contrastive", "objective.loss": "nt-xent"}
+    term = {"objective.terms.qare.weight": 0.5, "objective.terms.qare.bound": "eigenvalue"}
+    supervised = {path: value for path, value in usual.items() if path != "objective.loss"}
+    several = [usual, usual | term, usual | term | {"objective.terms.qare.bound": "best"}, usual | {"field1": 9}]
+    groups = group_by(runs(*several, supervised | {"method.name": "supervised", "field1": 3}), [*usual, *term])
+    assert labels(groups, [*usual, *term]) == [
+        "the usual",
+        "qare 0.5",
+        "qare 0.5, bound best",
+        "field1 9",
+        "method supervised, field1 3",
+    ]
+
+
+def test_labels_tell_groups_apart_that_differ_in_a_part_alone():
+    usual = {f"field{i}": i for i in range(8)}
+    groups = group_by(runs(usual, {path: value for path, value in usual.items() if path != "field7"}), list(usual))
+    assert labels(groups, list(usual)) == ["the usual", "no field7"]
+
+
 def test_a_terms_weight_is_named_whatever_else_differs():
     many = {f"option{i}": i for i in range(8)}
     found = runs(PLAIN | GAP | many | {"option0": 9}, PLAIN | {name: -value for name, value in many.items()})

@@ -175,26 +175,32 @@ def _difference(group: Group, first: Group, measure: str) -> PairedDifference | 
 
 
 def labels(groups: Sequence[Group], paths: Sequence[str]) -> list[str]:
-    """The values of each group in words; of more than ``MANY`` fields, those that are not what most groups have."""
+    """The values of each group in words; of more than ``MANY`` fields, those that are not as usual.
+
+    Then a field goes without saying where its part is not in the recipe, such as an option of another encoder.
+    """
     usual = usual_values(groups, paths) if len(paths) > MANY else {}
     found = []
     for group in groups:
-        pairs = zip(paths, group.values, strict=True)
-        words = [
-            field_in_words(path, value)
-            for path, value in pairs
-            if path not in usual or repr(value) != repr(usual[path])
-        ]
-        found.append(", ".join(words) or ("the usual" if usual else "all"))
-    return found
+        fields = sorted(zip(paths, group.values, strict=True), key=lambda field: field[0] not in KINDS)
+        unusual = [(path, value) for path, value in fields if path not in usual or repr(value) != repr(usual[path])]
+        here = [(path, value) for path, value in unusual if not usual or path in group.runs[0].fields]
+        found.append([", ".join(field_in_words(*field) for field in some) for some in (here, unusual)])
+    short = [words for words, _ in found]
+    told = short if len({*short}) == len(groups) else [words for _, words in found]
+    return [words or ("the usual" if usual else "all") for words in told]
 
 
 def usual_values(groups: Sequence[Group], paths: Sequence[str]) -> dict[str, Any]:
-    """The value that most groups have, of each field."""
+    """The value that most groups have, of each field. A group whose recipe has no such field does not count.
+
+    But it counts for a term's weight: most groups may have no such term.
+    """
     usual = {}
     for path, column in zip(paths, zip(*(group.values for group in groups), strict=True), strict=True):
-        (word, _), *_ = Counter(map(repr, column)).most_common(1)
-        usual[path] = next(value for value in column if repr(value) == word)
+        having = [v for v, group in zip(column, groups, strict=True) if path in group.runs[0].fields or _term_of(path)]
+        (word, _), *_ = Counter(map(repr, having)).most_common(1)
+        usual[path] = next(value for value in having if repr(value) == word)
     return usual
 
 
