@@ -9,6 +9,7 @@ import shlex
 import tomllib
 from html.parser import HTMLParser
 from pathlib import Path
+from statistics import fmean, stdev
 from types import SimpleNamespace
 
 import markdown
@@ -16,9 +17,11 @@ import pytest
 import torch
 import yaml
 from PIL import Image
+from scipy.stats import t as student
 
 import setwise as sw
 import setwise.records as records
+import setwise.register as register
 from setwise import cli
 from setwise.checks import see
 from setwise.evaluation.export import export
@@ -400,6 +403,47 @@ def test_the_page_of_speed_records_is_made_of_the_records(tmp_path):
     assert "| by-test | test | 1 | 90.20 | yes, with 1 of 10 seeds | 4.00 | 3.00 |" in shown
     assert "by-validation" not in shown
     assert "No record" not in shown
+
+
+def test_every_method_and_term_has_a_page_with_its_options():
+    each, nav = hooks("each"), (ROOT / "mkdocs.yml").read_text()
+    for kind, folder, page in (
+        (register.method, "methods", each.method_page),
+        (register.term, "terms", each.term_page),
+    ):
+        assert set(re.findall(rf"{folder}/([\w-]+)\.md", nav)) == set(kind)
+        for name in kind:
+            options = set(re.findall(r"^\| `--[\w.-]+\.([\w-]+)` ", page(name), re.MULTILINE))
+            assert {option.replace("-", "_") for option in options} == set(kind[name].options)
+
+
+def test_pages_of_methods_and_terms_have_the_numbers_of_the_records():
+    def reached(name):
+        folder = ROOT / "results" / "runs" / "released" / name
+        records = map(json.loads, (path.read_text() for path in folder.glob("seed-*.json")))
+        return {record["seed"]: 100 * record["final"]["probe_accuracy"] for record in records}
+
+    each = hooks("each")
+    rotation = list(reached("cifar10-conv4-rotation").values())
+    row = f"| 200 | 3 | probe accuracy | {fmean(rotation):.2f} ± {stdev(rotation):.2f} |"
+    assert any(line.endswith(row) for line in each.results_of("rotation").splitlines() if "conv4, released" in line)
+    plain, with_term = (
+        reached("cifar10-conv4-simclr/validation"),
+        reached("cifar10-conv4-simclr/validation-frobenius-1"),
+    )
+    gains = [with_term[seed] - plain[seed] for seed in with_term]
+    half = student.ppf(0.975, len(gains) - 1) * stdev(gains) / len(gains) ** 0.5
+    row = f"| 1 | 5 | probe accuracy | {fmean(gains):+.2f} ({fmean(gains) - half:+.2f} to {fmean(gains) + half:+.2f}) |"
+    assert any(line.endswith(row) for line in each.differences_of("frobenius").splitlines())
+
+
+def test_the_page_of_methods_leads_to_their_pages_and_does_not_repeat_them():
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="methods.md"))
+    shown = hooks("each").on_page_markdown((ROOT / "docs" / "methods.md").read_text(), page)
+    assert "(methods/byol.md)" in shown
+    assert "[`rotation`](methods/rotation.md)" in shown
+    assert "## byol" not in shown
+    assert "## Multi-crop" in shown
 
 
 def test_tables_say_a_label_once():

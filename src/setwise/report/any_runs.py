@@ -286,7 +286,7 @@ def _lead(groups: Sequence[Group], names: Sequence[str], measure: str) -> str:
     reached = [f"{name}: {measure.replace('_', ' ')} {shown(mean)}." for mean, name in best.values()]
     if len(groups) == 1:
         return "".join(f"What was reached? {words.removeprefix(f'{names[0]}: ')}" for words in reached)
-    more = f" On {len(reached) - LED} other data sets: see below." if len(reached) > LED else ""
+    more = f" Other data sets ({len(reached) - LED}): see below." if len(reached) > LED else ""
     return f"Which did best? {' '.join(reached[:LED])}{more}" if reached else ""
 
 
