@@ -379,6 +379,17 @@ def test_two_files_of_features(tmp_path):
     assert torch.equal(found.second.values, torch.from_numpy(numbers[:, :2].astype(np.float16).astype(np.float32)))
 
 
+def test_two_files_of_features_are_checked_from_the_command_line(tmp_path, capsys):
+    numbers = np.random.default_rng(0).standard_normal((7, 3)).astype(np.float32)
+    np.save(tmp_path / "a.npy", numbers)
+    np.save(tmp_path / "b.npy", numbers[:, :2])
+    main(["data", "check", str(tmp_path / "a.npy"), "--second", "b.npy"])
+    assert "train: 7 pairs" in capsys.readouterr().out
+    np.save(tmp_path / "b.npy", numbers[:5])
+    with pytest.raises(SystemExit, match=r"got 7 in a.npy and 5 in b.npy"):
+        main(["data", "check", str(tmp_path / "a.npy"), "--second", "b.npy"])
+
+
 def test_features_that_are_not_right(tmp_path, monkeypatch):
     good = np.zeros((6000, 2), dtype=np.float32)
     np.save(tmp_path / "a.npy", good)

@@ -280,7 +280,7 @@ def test_a_run_on_a_folder_is_found_and_checked_from_anywhere(tmp_path, monkeypa
     monkeypatch.chdir("/")
     main(["probe", str(tmp_path / "run")])
     (tmp_path / "photos").rename(tmp_path / "moved")
-    with pytest.raises(SystemExit, match=r"a data set at .*photos, got no such .* where it is now, by --data"):
+    with pytest.raises(SystemExit, match=r"a data set at .*photos, got no such .* where it is now; for a run .*--data PATH"):
         main(["probe", str(tmp_path / "run")])
     main(["probe", str(tmp_path / "run"), "--data", str(tmp_path / "moved")])
     (tmp_path / "moved").rename(tmp_path / "photos")

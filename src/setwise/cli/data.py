@@ -11,7 +11,9 @@ from setwise.cli.options import Root
 Name = Annotated[str, tyro.conf.Positional, tyro.conf.arg(help="as `setwise data list` shows it")]
 
 NameOrFolder = Annotated[
-    str, tyro.conf.Positional, tyro.conf.arg(help="of `setwise data list`, a folder of images, or a .tsv of pairs")
+    str,
+    tyro.conf.Positional,
+    tyro.conf.arg(help="of `setwise data list`, a folder of images, or a .tsv or .npy file of pairs"),
 ]
 
 
@@ -35,11 +37,15 @@ def fetch(
     manage.fetch_and_tell(name, root, source, md5=md5, force=force)
 
 
-def check(name: NameOrFolder, root: Root = None) -> None:
+def check(
+    name: NameOrFolder,
+    root: Root = None,
+    second: Annotated[str | None, tyro.conf.arg(help="the other .npy file of the pairs, by its name alone")] = None,
+) -> None:
     """Compare a data set with its checksums, or read a folder of images or a file of pairs; exit status 1 if bad."""
     import setwise.data.manage as manage
 
-    if not manage.check_and_tell(name, root):
+    if not manage.check_and_tell(name, root, second):
         sys.exit(1)
 
 

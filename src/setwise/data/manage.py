@@ -75,16 +75,19 @@ def fetch_and_tell(name: str, root: Path | None, source: str | None, *, md5: str
     Console(markup=False, emoji=False).print(visible(f"{name} is in {place}"), soft_wrap=True)
 
 
-def check_and_tell(name: str, root: Path | None) -> bool:
-    """Check a data set, a folder of images or a file of pairs; print what is wrong and what it holds; is all well?"""
+def check_and_tell(name: str, root: Path | None, second: str | None = None) -> bool:
+    """Check a data set, a folder of images or a file of pairs; print what is wrong and what it holds; is all well?
+
+    ``second``: the other file of pairs of feature vectors.
+    """
     console = Console(markup=False, emoji=False)
     if name not in register.data and Path(name).is_dir():
         found = survey(name)
         for line in found.lines():
             console.print(visible(line), soft_wrap=True, highlight=False)
         return not found.broken
-    if name not in register.data and Path(name).is_file() and "pairs" in register.data[source_of(name)[0]].takes:
-        _tell_pairs(load_pairs(name, root), console)
+    if name not in register.data and "pairs" in register.data[source_of(name)[0]].takes:
+        _tell_pairs(load_pairs(name, root, options={} if second is None else {"second": second}), console)
         return True
     report = check(name, root)
     for problem in report.problems:

@@ -56,7 +56,7 @@ def recognise(path: Path) -> str:
     if not path.exists():
         raise DataError(
             f"expected a data set at {path}, got no such file or folder; "
-            "give the path where it is now, by --data on the command line"
+            "give the path where it is now; for a run that is there already, as --data PATH"
         )
     raise DataError(
         f"expected CIFAR, tiny-ImageNet, CUHK-03 or a folder of images at {path}, got none of them; "

@@ -26,8 +26,8 @@ def feature_pairs(root: Path, split: str, source_path: Path | None = None, *, se
         raise DataError(f"expected the path of a .npy file, got its kind, {NAME!r}; give the path instead")
     if not second or Path(second).name != second:
         raise DataError(
-            f"expected the name of a second .npy file beside {source_path.name}, got {second!r}; give --data.second, "
-            "the name alone of a file in the same folder"
+            f"expected the name of a second .npy file beside {source_path.name}, got {second!r}; give --data.second "
+            "(`setwise data check` takes --second), the name alone of a file in the same folder"
         )
     paths = source_path, source_path.parent / second
     first, other = (Side(read_features(path)) for path in paths)
