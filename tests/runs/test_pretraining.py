@@ -214,6 +214,17 @@ def test_without_an_evaluation_there_need_not_be_a_test_split(tmp_path):
     assert records.read(tmp_path / "other")["final"] == {}  # nothing tells one class apart
 
 
+def test_the_test_folder_of_a_single_class_is_tested_on(tmp_path, capsys):
+    for split, count in (("train", 12), ("test", 5)):
+        write_images(tmp_path / "photos" / split / "all", count)
+    run = ["pretrain", str(tmp_path / "photos"), "--device", "cpu", "--epochs", "1", "--batch", "4"]
+    main([*run, "--out", str(tmp_path / "run")])
+    record = records.read(tmp_path / "run")
+    assert record["data"] == {"name": "photos", "train": 12, "test": 5}
+    assert record["final"].keys() == {"view_retrieval_accuracy"}
+    assert "5 images to test on: test" in capsys.readouterr().out
+
+
 def test_a_test_split_may_lack_a_class(tmp_path):
     write_images(tmp_path / "train" / "a", 3)
     write_images(tmp_path / "train" / "b", 3)
@@ -280,7 +291,9 @@ def test_a_run_on_a_folder_is_found_and_checked_from_anywhere(tmp_path, monkeypa
     monkeypatch.chdir("/")
     main(["probe", str(tmp_path / "run")])
     (tmp_path / "photos").rename(tmp_path / "moved")
-    with pytest.raises(SystemExit, match=r"a data set at .*photos, got no such .* where it is now; for a run .*--data PATH"):
+    with pytest.raises(
+        SystemExit, match=r"a data set at .*photos, got no such .* where it is now; for a run .*--data PATH"
+    ):
         main(["probe", str(tmp_path / "run")])
     main(["probe", str(tmp_path / "run"), "--data", str(tmp_path / "moved")])
     (tmp_path / "moved").rename(tmp_path / "photos")

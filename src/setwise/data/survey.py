@@ -37,7 +37,8 @@ class Survey:
             counts = Counter(listing.labels)
             classes = [f"{name} {counts[k]:,}" for k, name in enumerate(listing.classes)]
             few = ", ".join([*classes[:20], *(["..."] if len(classes) > 20 else [])])
-            shown = f"{len(classes):,} classes ({few})" if classes else "no classes"
+            many = "one class" if len(classes) == 1 else f"{len(classes):,} classes"
+            shown = f"{many} ({few})" if classes else "no classes"
             yield f"{split}: {len(listing.paths):,} images, {shown}"
             if listing.others:
                 yield "  no images by their names: " + _counted(listing.others)

@@ -157,7 +157,7 @@ def pretrain(
     train_set = load_split(split="train") if images is None else images
     count, recipe = (None, recipe) if decide is None else (len(train_set), decide(train_set))
     classes = len(train_set.classes)
-    alone = classes == 1 or data.source.startswith(PYTHON) or not has_test_split(data.source)
+    alone = data.source.startswith(PYTHON) or not has_test_split(data.source)
     if classes < 2 and alone and not data.validation and held_out_count(train_set) < 2:
         evaluate = False  # too few images: of one alone nothing can be said
     if evaluate or data.validation:  # else there need not be any to test on
