@@ -15,7 +15,8 @@ quadratic   truths from the first step, sets of 256, few sets, weak encoders: wh
             The first step's truth ("cold") is also that of "hard" and "one-to-one"
 
 1. Twelve trials of each setting: the recipe's own numbers, and points of a Halton sequence, the same for all:
-   temperature and epochs, the price where there is one. One seed, tested on the validation split.
+   temperature and epochs, the price where there is one; of soft truths the softness, and when they begin. One seed,
+   tested on the validation split.
 2. The trial with the best recall@1, the mean of both ways, again with ten fresh seeds, tested on the test split.
 
 ``--untuned`` leaves out both: the recipe's own numbers with the ten seeds, one seed after the other.
@@ -62,6 +63,7 @@ MEASURE = "recall1"
 TEMPERATURES = (0.04, 0.25)
 PRICES = (-0.1, -0.2, -0.3, -0.4, -0.5, -0.6)  # of cosines
 STRUCTURES = (0.1, 10.0)  # weights of the quadratic part
+SOFTNESSES, ANNEALS = (0.03, 0.5), (0.1, 0.25, 0.5)
 FEW = 4096  # lines or images: 32 sets of 128
 
 
@@ -87,17 +89,21 @@ DATA = dict(SENTENCES)
 for name, changes in {"halves": {}, "halves-few": {"data.instances": FEW}}.items():
     DATA[name] = Source("pairs/cifar10-halves-conv4-infonce", changes, (10, 20, 40), {"data.validation": 2000})
 ONE_TO_ONE = {"loss": "assignment", "mining": "one-to-one", "similarity": "cosine", "symmetric": True}
-# A way is a loss and its truth. "hard", "one-to-one" and "quadratic" begin when half of training is done.
+# A way is a loss and its truth. "hard", "one-to-one" and "quadratic" begin when half of training is done, the soft ones
+# when a quarter is.
 WAYS: dict[str, dict[str, Any]] = {
     "same": {},  # row-wise, entropic: MIL-NCE
     "hard": {"method.truth": "hard"},
     "one-to-one": {"method.truth": "one-to-one"},
+    "hard-soft": {"method.truth": "hard", "method.softness": 0.1, "method.anneal": 0.25},
+    "one-to-one-soft": {"method.truth": "one-to-one", "method.softness": 0.1, "method.anneal": 0.25},
     "quadratic": {"method.truth": "quadratic"},
     "sparse": {"objective": ONE_TO_ONE | {"mining": "batch-hard", "smoothing": "sparse", "temperature": 8.0}},
     "assignment-entropy": {"objective": ONE_TO_ONE | {"smoothing": "sinkhorn", "temperature": 0.1}},
     "assignment-sparse": {"objective": ONE_TO_ONE | {"smoothing": "sparsemap", "temperature": 8.0}},
 }
-TRUTHS = ("same", "hard", "one-to-one")
+SOFT = ("hard-soft", "one-to-one-soft")
+TRUTHS = ("same", "hard", "one-to-one", *SOFT)
 WARMER = {"sparse": (2.0, 64.0), "assignment-sparse": (2.0, 64.0)}  # temperatures: below these they learn less
 UNCAPTURED = ("quadratic", "assignment-sparse")  # ways that wait for the CPU
 SCENES: dict[str, dict[str, Any]] = {
@@ -237,6 +243,10 @@ def trial(setting: Setting, number: int) -> dict[str, Any]:
     found["epochs"] = choices[int(len(choices) * length)]
     if setting.priced:
         found["method.price"] = round(PRICES[0] + (PRICES[-1] - PRICES[0]) * worth, 2)
+    if setting.way in SOFT:
+        begin, softness = (radical_inverse(SKIP + number, base) for base in (11, 13))
+        found["method.anneal"] = ANNEALS[int(len(ANNEALS) * begin)]
+        found["method.softness"] = between(*SOFTNESSES, softness)
     if setting.way == "quadratic" and "structure" in register.method["pairs"].options:
         found["method.structure"] = between(*STRUCTURES, weight)
     return found

@@ -43,7 +43,8 @@ class Sets(NamedTuple):
     out. ``truth``: the maximum over what the sets allow. "same" is the loss's own. "hard" takes the best partner of
     each row. "one-to-one" takes the best assignment inside every pair of sets. "quadratic" takes one that also keeps
     the structure of the sets, which weighs ``structure`` there.
-    ``price``: a row may stay alone, at a score of -price. See ``setwise.losses.sets``.
+    ``price``: a row may stay alone, at a score of -price. ``softness``, from 0 to 1: "hard" and "one-to-one" then give
+    a row a share of several partners, smoothed at softness times the temperature. See ``setwise.losses.sets``.
 
     Examples:
         >>> sets = sw.Sets(torch.tensor([0, 0, 1]), torch.tensor([0, 1, 1]), truth="hard")
@@ -56,6 +57,12 @@ class Sets(NamedTuple):
     truth: Truth = "same"
     price: float | None = None
     structure: float = 1.0
+    softness: float | Tensor = 0.0  # a tensor [] may change within a CUDA graph
+
+    @property
+    def soft(self) -> bool:
+        """Whether a row may have several partners, each to a share."""
+        return isinstance(self.softness, Tensor) or self.softness > 0
 
 
 KnownSets = Sets | tuple[Tensor, Tensor]
@@ -149,7 +156,7 @@ def check_sets(
     sets: KnownSets, z_a: Tensor, z_b: Tensor, extra: Tensor | None, labels: Tensor | None, options: Mapping[str, Any]
 ) -> None:
     """Raise unless ``sets`` are those of the rows of ``z_a`` and ``z_b``, and a loss with these options takes them."""
-    if not isinstance(sets, (tuple, list)) or len(sets) not in (2, 5):
+    if not isinstance(sets, (tuple, list)) or len(sets) not in (2, len(Sets._fields)):
         raise ValueError(
             f"expected sets to be a pair (sets_a, sets_b) of tensors, or sw.Sets(...), got {type(sets).__name__}"
             f"{f' of {len(sets)}' if isinstance(sets, (tuple, list)) else ''}; give the ids of both sides, "
@@ -173,6 +180,7 @@ def check_sets(
     if known.price is not None:
         check_number(known.price, "price")
     check_number(known.structure, "structure")
+    _check_softness(known, options.get("mining"))
     if labels is not None:
         raise ValueError("expected labels or sets, got both; give what is known: all partners, or only the sets")
     if options.get("reduction") == "log-mean":
@@ -185,6 +193,25 @@ def check_sets(
         )
     if options.get("mining") == "one-to-one":
         _check_assignment(known, z_a, z_b, options["smoothing"])
+
+
+def _check_softness(sets: Sets, mining: object) -> None:
+    """Raise unless the softness is a share that this truth can have."""
+    softness = sets.softness
+    if isinstance(softness, Tensor):
+        if softness.ndim or not softness.is_floating_point() or softness.device != sets.a.device:
+            raise ValueError(
+                f"expected softness to be a number or a floating-point tensor of shape () on {sets.a.device}, got "
+                f"{softness.dtype} of shape {tuple(softness.shape)} on {softness.device}"
+            )
+    elif not (is_number(softness) and 0 <= softness <= 1):
+        raise ValueError(f"expected softness from 0 to 1, got {softness!r}; 0 gives each row a single partner")
+    if sets.soft and (sets.truth not in ("hard", "one-to-one") or mining == "one-to-one"):
+        what = f"truth {sets.truth!r}" if mining != "one-to-one" else 'mining="one-to-one"'
+        raise ValueError(
+            f'expected truth "hard" or "one-to-one" and a loss whose rows choose freely with a softness, got {what}; '
+            + see("how-to/sets#truth")
+        )
 
 
 def _check_assignment(sets: Sets, z_a: Tensor, z_b: Tensor, smoothing: str) -> None:

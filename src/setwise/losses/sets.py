@@ -27,6 +27,15 @@ of sets. Where the two are of unequal sizes it matches the smaller one whole, an
 
 with S_A and S_B between different items and about their means. Early in training all of these choose by chance and then
 confirm their choice. So begin with "same".
+
+``Sets.softness`` r lets the first two doubt: the truth is then a share Y_T of every admissible partner, and the loss
+that of ``structured`` with several partners,
+
+    "hard":        rows of Y_T are softmaxes over the set, at r times the temperature
+    "one-to-one":  Y_T = argmax_Y <θ, Y> - r Σ Y log Y inside every pair of sets (``assignment.scaling``)
+
+At 0 each is the single partner above, and "hard" at 1 is "same". Of a pair of unequal sizes the rows of the larger side
+count as much as they are taken. At a price rows stay alone to a share, too.
 """
 
 from __future__ import annotations
@@ -49,6 +58,7 @@ from setwise.kernels import rows as kernels
 from setwise.kernels.assign import best_inside
 from setwise.losses.options import KnownSets, Sets, Temperature
 from setwise.losses.parallel import Processes
+from setwise.losses.shares import members, shares_inside
 from setwise.losses.structured import (
     beside,
     dense_scores,
@@ -94,20 +104,32 @@ class _DifferenceOfMaxima(torch.autograd.Function):
 
 
 class _RowsOfSets(torch.autograd.Function):
-    """The same for rows, whose admissible columns are listed: ``columns`` [R, K] where ``valid``."""
+    """The same for rows, whose admissible columns are listed: ``columns`` [R, K] where ``valid``.
+
+    ``shares`` [R, K]: what they are of the truth. The loss is then max {<θ, Y> - Ω(Y)} + Ω(shares) - <θ, shares>, but
+    without an entropy Ω(shares), as with labels.
+    """
 
     @staticmethod
-    def forward(ctx: Any, theta: Tensor, columns: Tensor, valid: Tensor, smoothing: Smoothing) -> Tensor:
-        best, true = (best_rows(x, smoothing=smoothing) for x in (theta, _among(theta, columns, valid)))
-        ctx.save_for_backward(best.argmax.scatter_add_(1, columns, true.argmax.neg_()))
-        loss = best.value - true.value
+    def forward(
+        ctx: Any, theta: Tensor, columns: Tensor, valid: Tensor, smoothing: Smoothing, shares: Tensor | None = None
+    ) -> Tensor:
+        best, among = best_rows(theta, smoothing=smoothing), _among(theta, columns, valid)
+        if shares is None:
+            true = best_rows(among, smoothing=smoothing)
+            chosen, value = true.argmax, true.value
+        else:
+            chosen = shares
+            value = (among.masked_fill(~valid, 0) * shares).sum(1) - best.truth * shares.square().sum(1)
+        ctx.save_for_backward(best.argmax.scatter_add_(1, columns, chosen.neg()))
+        loss = best.value - value
         return loss + (loss - loss)
 
     @staticmethod
     @one_derivative
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (difference,) = ctx.saved_tensors
-        return difference * grad[:, None], None, None, None
+        return difference * grad[:, None], None, None, None, None
 
 
 class _SetLosses(torch.autograd.Function):
@@ -146,10 +168,12 @@ def _set_row_losses(
     clamp: float | None,
     block_size: int | None,
     own: Tensor | None,
+    shares: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The loss of each anchor [R] among prepared candidates [C, E], and whether it has a partner [R]; 0 where not.
+    """The loss of each anchor [R] among prepared candidates [C, E], and how much it has a partner [R]; 0 where not.
 
     ``ids`` [R]: of the anchors. ``others``: of the first candidates; where both are equal the pair is admissible.
+    ``shares`` [R, M], with a price [R, M + 1]: how much each of the first candidates is the partner, or none is.
     The other arguments are those of ``structured.row_losses``.
     """
     if block_size is not None and block_size < len(anchors):
@@ -163,6 +187,7 @@ def _set_row_losses(
                 None if itself is None else itself + start,
                 *(hard, price, similarity, smoothing, temperature, margin, clamp, None),
                 None if own is None else own[start : start + block_size],
+                None if shares is None else shares[start : start + block_size],
                 use_reentrant=False,
                 preserve_rng_state=False,
             )
@@ -173,7 +198,7 @@ def _set_row_losses(
     theta = prepared_scores(anchors, candidates, similarity=similarity, scale=scale)
     if own is not None:
         theta = beside(theta, anchors, own, similarity, scale)
-    fused = not hard and smoothing != "none" and not isinstance(temperature, Tensor)
+    fused = not hard and shares is None and smoothing != "none" and not isinstance(temperature, Tensor)
     if fused and kernels.have_row_losses(theta):
         alone, least = price is not None, None if clamp is None else clamp * scale
         theta = pad(theta, (0, 1), value=-cast(float, price) * scale) if alone else theta
@@ -182,22 +207,33 @@ def _set_row_losses(
         return found
     if clamp is not None:
         theta = theta.clamp_min(clamp * scale)
-    columns, valid = _columns_of_sets(ids, others)
     if price is not None:  # staying alone is the last column
-        theta, valid = pad(theta, (0, 1), value=-price * scale), pad(valid, (0, 1), value=True)
-        columns = pad(columns, (0, 1), value=theta.shape[1] - 1)
+        theta = pad(theta, (0, 1), value=-price * scale)
+    columns, valid = _columns_of_sets(ids, others)
+    if shares is not None:
+        shares = shares.gather(1, columns if price is None else pad(columns, (0, 1), value=len(others)))
+    if price is not None:
+        valid, columns = pad(valid, (0, 1), value=True), pad(columns, (0, 1), value=theta.shape[1] - 1)
     partnered = valid.any(1)
-    if hard:
+    if shares is not None:
+        shares = torch.where(valid, shares, 0)
+        partnered = shares.sum(1)
+        shares = shares / partnered.masked_fill(partnered == 0, 1)[:, None]
+    elif hard:
         best = _among(theta.detach(), columns, valid).argmax(1, keepdim=True)
         columns, valid = columns.gather(1, best), valid.gather(1, best)
     if margin:
         with torch.no_grad():
-            theta.scatter_add_(1, columns, valid * theta.new_full((), -margin * scale))
+            true = valid if shares is None else shares
+            theta.scatter_add_(1, columns, true * theta.new_full((), -margin * scale))
     if isinstance(temperature, Tensor):
         theta = theta / temperature
     if itself is not None:
         with torch.no_grad():  # no gradient flows into an entry that is never chosen
             theta.diagonal(itself).fill_(-math.inf)
+    if shares is not None:
+        losses = _RowsOfSets.apply(theta, columns, valid, smoothing, shares)  # type: ignore[no-untyped-call]
+        return losses * partnered, partnered
     if hard:
         losses = structured_loss(theta, columns[:, 0], "batch-hard", smoothing)
     else:
@@ -241,7 +277,7 @@ def set_row_losses(
     block_size: int | None = None,
     processes: Processes | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Row losses of z_a among z_b and the extra negatives [N], and which rows have a partner [N]. All processes'.
+    """Row losses of z_a among z_b and the extra negatives [N], and how much rows have a partner [N]. All processes'.
 
     ``symmetric``: those of z_b among z_a too, [N + M]. ``own_side``: each row competes with the others of its own side.
     """
@@ -253,17 +289,21 @@ def set_row_losses(
     if own is not None:
         (own,) = prepare(own, similarity=similarity)
     every_a, every_b, ids_a, ids_b = (x if processes is None else processes.gather(x) for x in (z_a, z_b, *known[:2]))
-    of_a, of_b = known.a, known.b
-    matched_whole = known.truth in ("one-to-one", "quadratic")
-    if matched_whole:  # the number of the partner is then what has to be equal
-        every = Sets(ids_a, ids_b, *known[2:])
+    every, (of_a, of_b) = Sets(ids_a, ids_b, *known[2:]), known[:2]
+    shares_a, shares_b = None, None
+    matched_whole = known.truth in ("one-to-one", "quadratic") and not known.soft
+    rank = 0 if processes is None else processes.rank
+    mine_a, mine_b = (slice(rank * len(z), (rank + 1) * len(z)) for z in (z_a, z_b))
+    if known.soft:
+        all_shares = shares_inside(every_a, every_b, every, similarity, temperature)
+        shares_a, shares_b = all_shares[0][mine_a], all_shares[1][mine_b]
+    elif matched_whole:  # the number of the partner is then what has to be equal
         partner_a, partner_b = partners_inside(every_a, every_b, every, similarity)
-        rank = 0 if processes is None else processes.rank
-        of_a, of_b = partner_a[rank * len(z_a) :][: len(z_a)], partner_b[rank * len(z_b) :][: len(z_b)]
+        of_a, of_b = partner_a[mine_a], partner_b[mine_b]
         ids_a, ids_b = (torch.arange(len(z), device=z.device) for z in (every_a, every_b))
-    sides = [(z_a, every_b, every_a, of_a, ids_b), (z_b, every_a, every_b, of_b, ids_a)]
+    sides = [(z_a, every_b, every_a, of_a, ids_b, shares_a), (z_b, every_a, every_b, of_b, ids_a, shares_b)]
     losses, partnered = [], []
-    for anchors, others, rest, ids, other_ids in sides if symmetric or own_side else sides[:1]:
+    for anchors, others, rest, ids, other_ids, shares in sides if symmetric or own_side else sides[:1]:
         parts = [others, *([rest] if own_side else []), *([] if shared is None else [shared])]
         x, y = prepare(anchors, torch.cat(parts) if parts[1:] else others, similarity=similarity)
         itself = len(others) + (0 if processes is None else processes.rank * len(anchors)) if own_side else None
@@ -272,7 +312,8 @@ def set_row_losses(
             matched = ids >= 0
             found = torch.where(matched, row_losses(x, y, ids.clamp_min(0), itself, *options, own), 0), matched
         else:
-            found = _set_row_losses(x, y, ids, other_ids, itself, known.truth != "same", known.price, *options, own)
+            hard = known.truth != "same"
+            found = _set_row_losses(x, y, ids, other_ids, itself, hard, known.price, *options, own, shares)
         losses.append(found[0])
         partnered.append(found[1])
     both = torch.cat(losses), torch.cat(partnered)
@@ -360,7 +401,7 @@ def partners_inside(z_a: Tensor, z_b: Tensor, sets: Sets, similarity: Similarity
             return found if sets.price is None else _worth(*found, scores)
     x, y = x.cpu(), y.cpu()
     to_b, to_a = (torch.full((len(z),), -1, device="cpu") for z in (x, y))
-    rows, columns = _members(sets.a), _members(sets.b)
+    rows, columns = members(sets.a), members(sets.b)
     for one in rows.keys() & columns.keys():
         i, j = rows[one], columns[one]
         scores = prepared_scores(x[i], y[j], similarity=similarity)
@@ -389,10 +430,3 @@ def _worth(to_b: Tensor, to_a: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
     in_rows = scores.gather(1, to_b.clamp_min(0)[:, None])[:, 0] > 0
     in_columns = scores.gather(0, to_a.clamp_min(0)[None])[0] > 0
     return torch.where(in_rows, to_b, -1), torch.where(in_columns, to_a, -1)
-
-
-def _members(ids: Tensor) -> dict[int, Tensor]:
-    """The rows of every set, by its id."""
-    ids, order = ids.cpu().sort(stable=True)
-    found, counts = torch.unique_consecutive(ids, return_counts=True)
-    return dict(zip(found.tolist(), torch.split(order, counts.tolist()), strict=True))

@@ -48,6 +48,7 @@ class Pairs(Method):
     Where only sets are known, ``truth``, ``price`` and ``structure`` are those of ``Sets``, see
     ``setwise.losses.sets``. Until the share ``anneal`` of training is done, the truth is "same" and there is no price:
     with one from the first step, encoders that keep all items apart have no loss, and learn just that.
+    ``softness``: the truth begins as soft as the loss, and falls to so large a share of that at the end of training.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Pairs(Method):
         anneal: float = 0.5,
         price: float | None = None,
         structure: float = 1.0,
+        softness: float = 0.0,
     ) -> None:
         super().__init__()
         if shared and (parts.recipe.second_encoder is not None or not parts.alike):
@@ -94,7 +96,14 @@ class Pairs(Method):
                 "expected sets for --method.truth and --method.price, got known pairs; leave these out, or give sets, "
                 + see("how-to/your-pairs#sets")
             )
+        if not 0 <= softness <= 1:
+            raise ValueError(f"expected softness from 0 to 1, got {softness}")
+        if softness and truth not in ("hard", "one-to-one"):
+            raise ValueError(f"expected --method.truth hard or one-to-one with a softness, got {truth}")
         self.truth, self.anneal, self.price, self.structure = truth, anneal, price, structure
+        self.least_softness = softness
+        self.softness: Tensor | None
+        self.register_buffer("softness", torch.ones(()) if softness else None)  # of the next step
 
     @property
     def pairwise(self) -> Any:
@@ -140,7 +149,10 @@ class Pairs(Method):
 
     def _known_sets(self, ids: Tensor, late: bool) -> KnownSets:
         """The sets of both sides, with truth and price where these have begun."""
-        return Sets(ids, ids, self.truth, self.price, self.structure) if late else (ids, ids)
+        if not late:
+            return ids, ids
+        softness = 0.0 if self.softness is None else self.softness
+        return Sets(ids, ids, self.truth, self.price, self.structure, softness)
 
     def groups(self) -> list[dict[str, Any]]:
         """All parameters; a learned temperature has no weight decay."""
@@ -151,9 +163,12 @@ class Pairs(Method):
         return [{"params": [p for p in group["params"] if p is not own]}, {"params": [own], "weight_decay": 0.0}]
 
     def after_step(self, step: Tensor, total: int) -> None:
-        """Keep a learned temperature within its bounds."""
+        """Keep a learned temperature within its bounds; lower the softness, by the same factor at every step."""
         if self.bounds is not None:
             self._logarithm().clamp_(*self.bounds)
+        if self.softness is not None:
+            late = (step / total - self.anneal).clamp_min(0) / max(1 - self.anneal, 1 / total)
+            self.softness.copy_((late * math.log(self.least_softness)).exp())
 
     def _logarithm(self) -> Tensor:
         return cast(Tensor, self.pairwise.parametrizations.temperature.original)
