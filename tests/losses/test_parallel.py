@@ -110,6 +110,10 @@ LOSSES = {
     "sets-infonce": lambda: InSets(sw.InfoNCE(learned(), symmetric=True, block_size=2)),
     "sets-nt-xent-hard": lambda: InSets(sw.NTXent(), truth="hard", price=-0.2),
     "sets-sparse-clr-one-to-one": lambda: InSets(sw.SparseCLR(), truth="one-to-one"),
+    "sets-infonce-soft": lambda: InSets(
+        sw.InfoNCE(learned(), symmetric=True, block_size=2), truth="one-to-one", price=0.1, softness=0.4
+    ),
+    "sets-nt-xent-soft": lambda: InSets(sw.NTXent(), truth="one-to-one", softness=0.4),
     "sets-set": lambda: InSets(sw.SetContrastive(sw.InfoNCE(0.3), beta=0.7), truth="one-to-one", price=0.1),
     "learned-infonce": lambda: sw.InfoNCE(learned(), symmetric=True, block_size=2),
     "learned-nt-xent": lambda: sw.NTXent(learned(), reduction="log-mean", clamp=0.1),

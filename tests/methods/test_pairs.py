@@ -273,6 +273,40 @@ def test_the_truth_changes_when_its_share_of_training_is_done(registries, anneal
     assert [sw.Sets(*sets)[2:4] for sets in seen] == [("same", None)] * first + [("same", 0.3)] * (6 - first)
 
 
+@pytest.mark.parametrize(("anneal", "share"), [(0.5, 0.5), (0.0, 0.0), (1 / 3, 1 / 3)])
+def test_the_truth_begins_as_soft_as_the_loss_and_hardens_by_equal_factors(registries, anneal, share):
+    seen = []
+
+    @sw.register.loss("own", about="A test's.")
+    class Own(torch.nn.Module):
+        def forward(self, z_a, z_b, sets):
+            seen.append(float(sw.Sets(*sets).softness))
+            return (z_a - z_b).square().mean()
+
+    method = {"name": "pairs", "truth": "one-to-one", "anneal": anneal, "softness": 0.1}
+    recipe = recipe_of(encoder="mlp", second_encoder="bag", objective={"loss": "own"}, method=method)
+    engine = trained(recipe, in_sets())
+    first = round(share * 6)
+    assert seen[:first] == [0.0] * first
+    late = [0.1 ** ((step / 6 - anneal) / (1 - anneal)) for step in range(first, 6)]
+    assert seen[first:] == pytest.approx(late, rel=1e-5)
+    assert engine.method.softness.item() == pytest.approx(0.1), "a checkpoint has where it is"
+    assert "model.softness" in engine.tensors()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"truth": "hard", "softness": 2.0}, "expected softness from 0 to 1, got 2.0"),
+        ({"softness": 0.1}, "expected --method.truth hard or one-to-one with a softness, got same"),
+    ],
+)
+def test_a_softness_that_makes_no_sense(options, message):
+    recipe = recipe_of(encoder="mlp", second_encoder="bag", method={"name": "pairs", **options})
+    with pytest.raises(ValueError, match=message):
+        sw.methods.create(recipe, in_sets())
+
+
 def test_truth_and_price_are_for_sets():
     known = PairSet("a", "train", vectors(0), ids(1))
     for option in ({"truth": "hard"}, {"price": 0.3}):

@@ -96,6 +96,8 @@ def cases() -> dict[str, tuple[Recipe, Any]]:
             for truth in ("same", "hard", "one-to-one")
         },
         "sets priced": ({"method.truth": "one-to-one", "method.price": -0.3}, grouped),
+        "sets soft": ({"method.truth": "one-to-one", "method.softness": 0.1}, grouped),
+        "sets soft, hard": ({"method.truth": "hard", "method.softness": 0.1, "method.price": -0.3}, grouped),
         "sets qare": ({"terms": QARE, "method.truth": "hard"}, grouped),
         "sets assignment": ({"objective": one_to_one}, grouped),
         "sinkhorn": ({"objective": one_to_one | {"smoothing": "sinkhorn", "temperature": 0.1}}, pairs),

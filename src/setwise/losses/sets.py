@@ -32,7 +32,7 @@ confirm their choice. So begin with "same".
 that of ``structured`` with several partners,
 
     "hard":        rows of Y_T are softmaxes over the set, at r times the temperature
-    "one-to-one":  Y_T = argmax_Y <θ, Y> - r Σ Y log Y inside every pair of sets (``assignment.scaling``)
+    "one-to-one":  Y_T = argmax_Y <θ, Y> + r Σ Y (1 - log Y) inside every pair of sets (``assignment.scaling``)
 
 At 0 each is the single partner above, and "hard" at 1 is "same". Of a pair of unequal sizes the rows of the larger side
 count as much as they are taken. At a price rows stay alone to a share, too.

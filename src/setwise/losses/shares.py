@@ -20,8 +20,7 @@ def shares_inside(
     At a price both have a last column: how much the row stays alone. ``setwise.losses.sets`` has the formulas.
     """
     x, y = prepare(z_a, z_b, similarity=similarity)
-    first = torch.as_tensor(temperature, dtype=x.dtype, device=x.device)
-    heat = first * sets.softness
+    heat = temperature * sets.softness
     blocks = _blocks(sets) if sets.truth == "one-to-one" else None
     if blocks is None:
         admissible = sets.a[:, None] == sets.b
@@ -34,9 +33,9 @@ def shares_inside(
     if sets.truth == "hard":
         of_a, of_b = (_softmax(one, sets.price, heat) for one in (scores, scores.mT))
     elif sets.price is None:
-        of_a, of_b = scaled_assignments(scores, first, heat, *_spare(admissible))
+        of_a, of_b = scaled_assignments(scores, temperature, heat, *_spare(admissible))
     else:  # two that stay alone pay half of the price each
-        of_a, of_b = scaled_assignments(scores, first, heat, alone=-sets.price / 2)
+        of_a, of_b = scaled_assignments(scores, temperature, heat, alone=-sets.price / 2)
     if blocks is not None:
         of_a, of_b = _placed(of_a, rows, columns, len(x), len(y)), _placed(of_b, columns, rows, len(y), len(x))
     return (of_a, of_b) if sets.price is None else (_with_rest(of_a), _with_rest(of_b))
@@ -47,7 +46,7 @@ def _with_rest(shares: Tensor) -> Tensor:
     return torch.cat([shares, (1 - shares.sum(1, keepdim=True)).clamp_min(0)], 1)
 
 
-def _softmax(scores: Tensor, price: float | None, heat: Tensor) -> Tensor:
+def _softmax(scores: Tensor, price: float | None, heat: Temperature) -> Tensor:
     """Of each row, which may stay alone at a price; zeros where it has no column."""
     alone = scores.new_full((len(scores), 1), -torch.inf if price is None else -price)
     return torch.softmax(torch.cat([scores, alone], 1) / heat, 1)[:, :-1].nan_to_num(0)
