@@ -94,8 +94,8 @@ def short_answer(found: Found) -> str:
     return bullets(
         f"Added to recipes that nobody tuned, QARe helps: **{counted(CLAIMS['helps'].answers(found))}**.",
         f"Where SimCLR and SimCLR + QARe are tuned alike, QARe adds {tuned_gains(found)}.",
-        f"On pairs of sentences a term adds up to {shown(tally('untuned')[3])} points of recall@1 where nobody tuned the "
-        f"temperature. After tuning it adds in {better} of {cases} cases and takes in {worse}: it mostly buys "
+        f"On pairs of sentences a term adds up to {shown(tally('untuned')[3])} points of recall@1 where nobody tuned "
+        f"the temperature. After tuning it adds in {better} of {cases} cases and takes in {worse}: it mostly buys "
         "[not having to tune](docs/how-to/choose-beta.md#temperature).",
         *(f"[Where does it pay?](docs/findings.md#where-does-it-pay) {words}" for words in pays),
     )
@@ -168,8 +168,9 @@ def fast(found: Found) -> str:
         f"{deep['setwise_ms']:.2f} ms with ResNet-32; a plain loop takes {conv['torchvision_ms']:.1f} and "
         f"{deep['torchvision_ms']:.1f} ms.",
         f"ViT-S/16 at 224 pixels: {ours:,.0f} images a second; the plain loop {theirs:,.0f}.",
-        f"InfoNCE of 65,536 rows: {ms['float16']:.0f} ms and {memory['float16'] / 2**20:.0f} MiB; with all scores "
-        f"{ms['stored']:.0f} ms and {memory['stored'] / 2**30:.0f} GiB, by inf_cl {ms['inf_cl']:.0f} ms.",
+        f"InfoNCE of 65,536 rows: {ms['float16']:.0f} ms and {memory['float16'] / 2**20:.0f} MiB; with the "
+        f"whole matrix of scores {ms['stored']:.0f} ms and {memory['stored'] / 2**30:.0f} GiB; by the library inf_cl "
+        f"{ms['inf_cl']:.0f} ms.",
     )
     return f"{lines}\n\n(One H200; [more](docs/overview.md#how-fast).)"
 
@@ -474,8 +475,8 @@ def evidence_large(found: Found) -> str:
     rows = {one["loss"]: one for one in _bench("large-batches-h200")["rows"] if one["n"] == 65_536}
     ours, stored = ((rows[way]["ms"], rows[way]["beyond_gradients"]) for way in ("float16", "stored"))
     return text(
-        f"65,536 rows take {ours[0]:.0f} ms and {ours[1] / 2**20:.0f} MiB; with all scores {stored[0]:.0f} ms and",
-        f"{stored[1] / 2**30:.0f} GiB.",
+        f"65,536 rows take {ours[0]:.0f} ms and {ours[1] / 2**20:.0f} MiB; with the whole matrix of scores",
+        f"{stored[0]:.0f} ms and {stored[1] / 2**30:.0f} GiB.",
     )
 
 
