@@ -91,6 +91,16 @@ class Table:
         return cells
 
 
+def said_once(table: str) -> str:
+    """A table in Markdown without first cells that repeat the one above."""
+    lines, above = [], ""
+    for line in table.splitlines():
+        first, bar, rest = line.removeprefix("| ").partition(" | ")
+        lines.append(f"| {bar}{rest}" if bar and line.startswith("| ") and first == above else line)
+        above = first
+    return "\n".join(lines) + "\n"
+
+
 def own_tables(runs: Sequence[Run]) -> list[Table]:
     """The tables that users and installed packages registered, each made of all runs."""
     register.load_entry_points()
