@@ -19,7 +19,7 @@ from setwise.paper.recipes import CELLS, recipe
 from setwise.records.run import Run, files_below, read_runs
 from setwise.records.statistics import PairedDifference, paired_difference
 from setwise.registry import Entry, words
-from setwise.report.any_runs import FIRST, Group, differing
+from setwise.report.any_runs import FIRST, Group, differing, field_in_words, usual_values
 from setwise.report.tables import Cell, Table, said_once
 
 DOCS = Path(__file__).parent
@@ -29,7 +29,8 @@ FEWEST = 3  # seeds that make a row
 RECIPES = 4  # that a page names
 WEIGHT = "objective.weight"  # of the pairwise loss: where a term joins, it may change too
 WIDE = "---\nhide: [toc]\n---\n\n"  # its tables have the room of the contents
-COLUMNS = ("data", "encoder", "loss", "epochs")
+WHERE = "trained on, tested by"
+DIGITS = "named rightly"  # a column of methods.md
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -107,15 +108,10 @@ def section_of(name: str) -> tuple[str, str]:
 
 
 def digits_of(name: str) -> str:
-    """What methods.md has measured of it on digits."""
-    lines = (DOCS / "methods.md").read_text().splitlines()
-    start = next(i for i, line in enumerate(lines) if line.startswith("| untrained "))
-    names, _, values = ([cell.strip() for cell in line.strip("|").split("|")] for line in lines[start : start + 3])
-    found = dict(zip(names, values, strict=True))
-    others = ", ".join(f"{other} {found[other]}" for other in ("untrained", "contrastive") if other != name)
-    return f"On digits it reached {found[name]} ({others}): [one seed, which ranks nothing](../methods.md)." * (
-        name in found
-    )
+    """What methods.md has measured of it on digits, with one seed."""
+    mine, untrained, usual = (rows_of(one, "methods.md").get(DIGITS) for one in (name, "random", "contrastive"))
+    told = f"On digits {mine} were named rightly (untrained {untrained}, `contrastive` {usual}): "
+    return f"{told}[one seed, which ranks nothing](../methods.md)." if mine else ""
 
 
 def term_page(name: str) -> str:
@@ -194,14 +190,16 @@ def runs() -> list[Run]:
     return read_runs(files_below(RUNS), Run, RUNS)[0]
 
 
-def place(run: Run) -> list[Cell]:
-    """What a run was, for ``COLUMNS``."""
+def place(run: Run) -> tuple[str, str]:
+    """What a run was and how it was tested; and its epochs."""
     fields = run.fields
     items = f", {fields['data.instances']:,} items" if fields.get("data.instances") else ""
-    tested = ", validation" if fields.get("data.validation") else ""
+    tested = ", validation images" if fields.get("data.validation") else ""
     weights = f", {fields['encoder.weights']} weights" if fields.get("encoder.weights") else ""
-    data, encoder = f"{fields['data.source']}{items}{tested}", f"{fields['encoder.name']}{weights}"
-    return [data, encoder, fields.get("objective.loss"), fields["epochs"]]
+    loss = f", {fields['objective.loss']}" if fields.get("objective.loss") else ""
+    measure = measure_of(run).replace("_", " ")
+    where = f"{fields['data.source']}{items}: {fields['encoder.name']}{weights}{loss}, {measure}{tested}"
+    return where, f"{fields['epochs']} epochs"
 
 
 def measure_of(run: Run) -> str:
@@ -219,17 +217,17 @@ def results_of(name: str) -> str:
             alike[repr(fields)].append(run)
     places: dict[str, list[list[Run]]] = defaultdict(list)
     for one in alike.values():
-        places[str(place(one[0]))].append(one)
+        places[place(one[0])[0]].append(one)
     rows: list[list[Cell]] = []
-    for _, several in sorted(places.items()):
-        paths = differing([one[0] for one in several])
-        for one in several:
-            measure = measure_of(one[0])
-            also = "".join(f", {path.split('.')[-1]} {one[0].fields.get(path)}" for path in paths)
-            found = Group((), tuple(one)).mean(measure)
-            *others, epochs = place(one[0])
-            rows.append([*others, f"{epochs}{also}", len(one), measure.replace("_", " "), found])
-    columns = [*COLUMNS[:3], "epochs, and what else differs", "n", "measure", "reached, %"]
+    for where, several in sorted(places.items()):
+        paths = [path for path in differing([one[0] for one in several]) if path != "epochs"]
+        groups = [Group(tuple(map(one[0].fields.get, paths)), tuple(one)) for one in several]
+        usual = usual_values(groups, paths)
+        for one in sorted(groups, key=lambda one: -one.runs[0].fields["epochs"]):
+            changed = [(path, value) for path, value in zip(paths, one.values, strict=True) if value != usual[path]]
+            what = ", ".join([place(one.runs[0])[1], *(field_in_words(*field) for field in changed)])
+            rows.append([where, what, len(one.runs), one.mean(measure_of(one.runs[0]))])
+    columns = [WHERE, "epochs, and what is not as usual", "n", "reached, %"]
     caption = "Mean ± standard deviation over n seeds, without set-level terms, on test images"
     return said_once(Table("", columns, rows, caption).markdown()) if rows else ""
 
@@ -252,8 +250,7 @@ def differences_of(name: str) -> str:
             values = [{seed: run.final[measure] for seed, run in way.items()} for way in (some, plain)]
             gain = paired_difference(*values)
             if gain is not None and gain.n >= FEWEST:
-                data, encoder, loss, epochs = place(one)
-                where = f"{data}: {encoder}, {loss}, {epochs} epochs, {measure.replace('_', ' ')}"
+                where = ", ".join(place(one))
                 order = (where, one.recipe.objective.terms[0].weight, term_of(one))
                 found.append((order, [where, term_of(one), gain.n, gain], gain))
     if not found:
@@ -262,7 +259,7 @@ def differences_of(name: str) -> str:
     counts = Counter(gain.side for *_, gain in found)
     words = f"Of {len(found)} comparisons with the same recipe without it, it adds in {counts['above']}, takes in "
     words += f"{counts['below']} and is unclear in {counts['around']}: {CAREFUL}"
-    columns = ("trained on, tested by", "weight, and options", "n", "it adds, points")
+    columns = (WHERE, "weight, and options", "n", "it adds, points")
     caption = "What it adds, seed by seed, with 95 % intervals"
     return f"{words}\n\n{said_once(Table('', columns, [cells for _, cells, _ in found], caption).markdown())}"
 

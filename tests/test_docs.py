@@ -425,7 +425,7 @@ def test_pages_of_methods_and_terms_have_the_numbers_of_the_records():
 
     each = hooks("each")
     rotation = list(reached("cifar10-conv4-rotation").values())
-    row = f"| 200 | 3 | probe accuracy | {fmean(rotation):.2f} ± {stdev(rotation):.2f} |"
+    row = f"| 200 epochs | 3 | {fmean(rotation):.2f} ± {stdev(rotation):.2f} |"
     assert any(line.endswith(row) for line in each.results_of("rotation").splitlines() if "conv4, released" in line)
     plain, with_term = (
         reached("cifar10-conv4-simclr/validation"),
