@@ -125,7 +125,7 @@ def speed_records(folder: Path) -> str:
     ours = (
         "\n".join(tables)
         if tables
-        else "**No record of ours yet.** The first runs on the test images will stand here.\n"
+        else "**No record of ours yet.** The first runs on the test images will stand here: [make one](#run-it).\n"
     )
     colours = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#888888", "#b8a800")
     look = "".join(
