@@ -130,7 +130,7 @@ def term_page(name: str) -> str:
         "(../how-to/choose-beta.md#on-data-of-your-own), and [tune the temperature first]"
         "(../how-to/choose-beta.md#temperature).",
         f"**Cost.** Time {row['time']}; memory beside the rows {row['memory beside the rows']}; numbers sent over "
-        f"processes {row['sent, whatever N is']}. Forward and backward take {', '.join(times)} items on one CPU "
+        f"processes: {row['sent, whatever N is']}. Forward and backward take {', '.join(times)} items on one CPU "
         "thread. [How that was measured](../terms.md#what-they-cost).",
         options_of(entry, f"objective.terms.{name}"),
         "The [reference](../reference.md#losses) says what each does." if entry.options else "",
