@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,14 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+import setwise
 import setwise.register as register
 from setwise.paper.recipes import CELLS, recipe
 from setwise.records.run import Run, files_below, read_runs
-from setwise.records.statistics import paired_difference
+from setwise.records.statistics import PairedDifference, paired_difference
 from setwise.registry import Entry, words
-from setwise.report.any_runs import FIRST, Group, differing
-from setwise.report.tables import Cell, Table
+from setwise.report.any_runs import FIRST, Group, differing, field_in_words, usual_values
+from setwise.report.tables import Cell, Table, said_once
 
 DOCS = Path(__file__).parent
 RUNS = DOCS.parent / "results" / "runs"
@@ -28,7 +29,8 @@ FEWEST = 3  # seeds that make a row
 RECIPES = 4  # that a page names
 WEIGHT = "objective.weight"  # of the pairwise loss: where a term joins, it may change too
 WIDE = "---\nhide: [toc]\n---\n\n"  # its tables have the room of the contents
-COLUMNS = ("data", "encoder", "loss", "epochs")
+WHERE = "trained on, tested by"
+DIGITS = "named rightly"  # a column of methods.md
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -56,43 +58,98 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
 
 
 def method_page(name: str) -> str:
-    """A method: its section of methods.md, or its docstring where there is none; options, recipes, results."""
-    entry = register.method[name]
-    section = re.search(SECTION.format(name=name), (DOCS / "methods.md").read_text(), re.MULTILINE | re.DOTALL)
-    text = moved(section[1], "methods.md") if section else inspect.getdoc(entry.make) or ""
+    """A method: when to choose it, its section of methods.md, options, recipes, results."""
+    entry, row = register.method[name], rows_of(name, "methods.md")
+    text, measured = section_of(name)
     named = [f"`{cell}`" for cell in CELLS if recipe(cell).method.name == name]
     more = f" and {len(named) - RECIPES} more" if len(named) > RECIPES else ""
+    choice = f"**Choose it** {row['choose it']}. It compares {row['what it compares']}." if row else ""
+    with_copy = {name: row[name] for name in ("negatives", "a copy that moves slowly") if name in row}
     parts = [
         f"# {name}",
         f"*{entry.about}*",
-        text.strip(),
+        " ".join([choice, *(f"{words.capitalize()}: {value}." for words, value in with_copy.items())]).strip(),
+        text,
         options_of(entry, "method"),
         f"## Recipes\n\n{', '.join(named[:RECIPES])}{more}; `setwise recipes` lists all." if named else "",
-        f"## Measured\n\n{results_of(name)}",
+        "## Measured",
+        measured,
+        results_of(name) or ("" if measured else f"{digits_of(name)}\n\n{COMPARE.format(name=name)}"),
         "[All methods](../methods.md)\n",
     ]
     return "\n\n".join(filter(None, parts))
 
 
+COMPARE = """No run of it is recorded in `results/` yet. Compare it on your own data, with some seeds:
+
+```
+setwise pretrain photos/ --method {name} --out runs/{name}
+setwise pretrain photos/ --method contrastive --out runs/contrastive
+setwise report runs --by method.name
+```"""
+TRY = """No run with it is recorded in `results/` yet, so whether it helps is not known. Try it on your own data:
+
+```
+setwise pretrain photos/ --out runs/plain
+setwise pretrain photos/ --term {name}=1 --out runs/{name}
+setwise report runs --by objective.terms.{name}.weight
+```"""
+
+
+def section_of(name: str) -> tuple[str, str]:
+    """What methods.md says of a method, for its page, or the method's docstring; and where it was measured."""
+    found = re.search(SECTION.format(name=name), (DOCS / "methods.md").read_text(), re.MULTILINE | re.DOTALL)
+    if not found:
+        return inspect.getdoc(register.method[name].make) or "", ""
+    text = moved(found[1], "methods.md").strip()
+    measured = "\n".join(re.findall(r"^Measured: .*$", text, re.MULTILINE))
+    told = measured.removeprefix("Measured: ")
+    return text.replace(measured, "").strip(), told[:1].upper() + told[1:]
+
+
+def digits_of(name: str) -> str:
+    """What methods.md has measured of it on digits, with one seed."""
+    mine, untrained, usual = (rows_of(one, "methods.md").get(DIGITS) for one in (name, "random", "contrastive"))
+    told = f"On digits {mine} were named rightly (untrained {untrained}, `contrastive` {usual}): "
+    return f"{told}[one seed, which ranks nothing](../methods.md)." if mine else ""
+
+
 def term_page(name: str) -> str:
-    """A term: its rows in the tables of terms.md, its options, differences in the records."""
-    entry, row = register.term[name], rows_of(name)
+    """A term: when to use it, its rows in the tables of terms.md, how to call it, differences in the records."""
+    entry, row = register.term[name], rows_of(name, "terms.md")
     pairs = "It needs to know the pairs." if row["pairs"] == "yes" else "It needs no pairs, only sets."
+    times = [f"{row[size]} for {size.replace('N = ', '')}" for size in row if size.startswith("N = ")]
     parts = [
         f"# {name}",
         f"*{entry.about}*",
-        row["formula"],
-        f"It pushes for {row['pushes for']}. {pairs} Use it {row['use it']}. [What the letters mean](../terms.md).",
-        f"```\nsetwise pretrain --term {name}=0.5\n```",
-        f"Time {row['time']}, memory {row['memory beside the rows']} beside the rows; over processes each sends "
-        f"{row['sent, whatever N is']}. [What that means](../terms.md#what-they-cost).",
+        f"**Use it** {row['use it']}. It pushes for {row['pushes for']}. {pairs}",
+        f"{row['formula']} &emsp; ([what the letters mean](../terms.md#what-they-push-for))",
+        f"```\nsetwise pretrain --term {name}=1\n```",
+        in_python(name),
+        "Weights of terms are not alike: try 0.1, 1 and 10 [on validation data]"
+        "(../how-to/choose-beta.md#on-data-of-your-own), and [tune the temperature first]"
+        "(../how-to/choose-beta.md#temperature).",
+        f"**Cost.** Time {row['time']}; memory beside the rows {row['memory beside the rows']}; numbers sent over "
+        f"processes: {row['sent, whatever N is']}. Forward and backward take {', '.join(times)} items on one CPU "
+        "thread. [How that was measured](../terms.md#what-they-cost).",
         options_of(entry, f"objective.terms.{name}"),
         "The [reference](../reference.md#losses) says what each does." if entry.options else "",
-        f"## Measured\n\n{differences_of(name)}",
+        "## Measured",
+        differences_of(name) or TRY.format(name=name),
         f"More: {row['where']}." if "where" in row else "",
         "[All terms](../terms.md)\n",
     ]
     return "\n\n".join(filter(None, parts))
+
+
+def in_python(name: str) -> str:
+    """A term in a loop of one's own."""
+    make = register.term[name].make
+    place, call = (make.__module__, f"{make.__name__}()") if name != "gap" else ("sw", 'QARe(reference="truth")')
+    public = hasattr(setwise, call.partition("(")[0])
+    head = "" if public else f"from {place} import {make.__name__}\n\n"
+    term = f"sw.{call}" if public else call
+    return f"```python\n{head}loss = sw.SetContrastive(sw.InfoNCE(0.1), beta=1, regularizer={term})\n```"
 
 
 def moved(text: str, page: str) -> str:
@@ -100,11 +157,11 @@ def moved(text: str, page: str) -> str:
     return re.sub(r"\]\((?!\.\./|https?:)", "](../", text.replace("](#", f"](../{page}#"))
 
 
-def rows_of(name: str) -> dict[str, str]:
-    """What all tables of terms.md say of the term, by column."""
+def rows_of(name: str, page: str) -> dict[str, str]:
+    """What all tables of a page say of the term or method, by column."""
     found: dict[str, str] = {}
     columns: list[str] = []
-    for line in moved((DOCS / "terms.md").read_text(), "terms.md").splitlines():
+    for line in moved((DOCS / page).read_text(), page).splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")] if line.startswith("|") else []
         columns = (columns or cells) if cells else []
         if cells and f"`{name}`" in cells[0]:
@@ -113,13 +170,14 @@ def rows_of(name: str) -> dict[str, str]:
 
 
 def options_of(entry: Entry[Any], place: str) -> str:
-    """A table of its options; nothing without any."""
-    lines = [
-        f"| `--{place}.{name.replace('_', '-')}` | {words(option.kind)} | {_value(option.default)} |"
-        for name, option in entry.options.items()
-    ]
+    """A table of its options, and how to give one; nothing without any."""
+    options = {name.replace("_", "-"): option for name, option in entry.options.items()}
+    if not options:
+        return ""
+    lines = [f"| `{name}` | {words(option.kind)} | {_value(option.default)} |" for name, option in options.items()]
     table = "\n".join(["| option | value | default |", "|---|---|---|", *lines])
-    return f"## Options\n\n{table}" if lines else ""
+    first, option = next(iter(options.items()))
+    return f"## Options\n\nEach is given as the first: `--{place}.{first} {_value(option.default)}`.\n\n{table}"
 
 
 def _value(default: object) -> str:
@@ -132,14 +190,16 @@ def runs() -> list[Run]:
     return read_runs(files_below(RUNS), Run, RUNS)[0]
 
 
-def place(run: Run) -> list[Cell]:
-    """What a run was, for ``COLUMNS``."""
+def place(run: Run) -> tuple[str, str]:
+    """What a run was and how it was tested; and its epochs."""
     fields = run.fields
     items = f", {fields['data.instances']:,} items" if fields.get("data.instances") else ""
-    tested = ", validation" if fields.get("data.validation") else ""
+    tested = ", validation images" if fields.get("data.validation") else ""
     weights = f", {fields['encoder.weights']} weights" if fields.get("encoder.weights") else ""
-    data, encoder = f"{fields['data.source']}{items}{tested}", f"{fields['encoder.name']}{weights}"
-    return [data, encoder, fields.get("objective.loss"), fields["epochs"]]
+    loss = f", {fields['objective.loss']}" if fields.get("objective.loss") else ""
+    measure = measure_of(run).replace("_", " ")
+    where = f"{fields['data.source']}{items}: {fields['encoder.name']}{weights}{loss}, {measure}{tested}"
+    return where, f"{fields['epochs']} epochs"
 
 
 def measure_of(run: Run) -> str:
@@ -157,19 +217,19 @@ def results_of(name: str) -> str:
             alike[repr(fields)].append(run)
     places: dict[str, list[list[Run]]] = defaultdict(list)
     for one in alike.values():
-        places[str(place(one[0]))].append(one)
+        places[place(one[0])[0]].append(one)
     rows: list[list[Cell]] = []
-    for _, several in sorted(places.items()):
-        paths = differing([one[0] for one in several])
-        for one in several:
-            measure = measure_of(one[0])
-            also = "".join(f", {path.split('.')[-1]} {one[0].fields.get(path)}" for path in paths)
-            found = Group((), tuple(one)).mean(measure)
-            *others, epochs = place(one[0])
-            rows.append([*others, f"{epochs}{also}", len(one), measure.replace("_", " "), found])
-    columns = [*COLUMNS[:3], "epochs, and what else differs", "n", "measure", "reached, %"]
+    for where, several in sorted(places.items()):
+        paths = [path for path in differing([one[0] for one in several]) if path != "epochs"]
+        groups = [Group(tuple(map(one[0].fields.get, paths)), tuple(one)) for one in several]
+        usual = usual_values(groups, paths)
+        for one in sorted(groups, key=lambda one: -one.runs[0].fields["epochs"]):
+            changed = [(path, value) for path, value in zip(paths, one.values, strict=True) if value != usual[path]]
+            what = ", ".join([place(one.runs[0])[1], *(field_in_words(*field) for field in changed)])
+            rows.append([where, what, len(one.runs), one.mean(measure_of(one.runs[0]))])
+    columns = [WHERE, "epochs, and what is not as usual", "n", "reached, %"]
     caption = "Mean ± standard deviation over n seeds, without set-level terms, on test images"
-    return Table("", columns, rows, caption).markdown() if rows else "No run is recorded."
+    return said_once(Table("", columns, rows, caption).markdown()) if rows else ""
 
 
 def differences_of(name: str) -> str:
@@ -179,7 +239,7 @@ def differences_of(name: str) -> str:
         terms = {path: value for path, value in run.fields.items() if path.startswith("objective.terms.")}
         rest = {path: value for path, value in run.fields.items() if path not in (*terms, WEIGHT, "about")}
         alike[repr(rest)][repr(terms)][run.seed] = run
-    rows = []
+    found: list[tuple[Any, list[Cell], PairedDifference]] = []
     for ways in alike.values():
         plain = ways.pop(repr({}), {})
         for some in ways.values():
@@ -188,12 +248,26 @@ def differences_of(name: str) -> str:
                 continue
             measure = measure_of(one)
             values = [{seed: run.final[measure] for seed, run in way.items()} for way in (some, plain)]
-            found = paired_difference(*values)
-            if found is not None and found.n >= FEWEST:
-                rows.append([*place(one), term_of(one), found.n, measure.replace("_", " "), found])
-    columns = [*COLUMNS, "weight", "n", "measure", "the term adds"]
-    caption = "What it adds to the same recipe without it, in points: paired by seed, with 95 % intervals"
-    return Table("", columns, sorted(rows, key=str), caption).markdown() if rows else "No run is recorded."
+            gain = paired_difference(*values)
+            if gain is not None and gain.n >= FEWEST:
+                where = ", ".join(place(one))
+                order = (where, one.recipe.objective.terms[0].weight, term_of(one))
+                found.append((order, [where, term_of(one), gain.n, gain], gain))
+    if not found:
+        return ""
+    found.sort(key=lambda row: row[0])
+    counts = Counter(gain.side for *_, gain in found)
+    words = f"Of {len(found)} comparisons with the same recipe without it, it adds in {counts['above']}, takes in "
+    words += f"{counts['below']} and is unclear in {counts['around']}: {CAREFUL}"
+    columns = (WHERE, "weight, and options", "n", "it adds, points")
+    caption = "What it adds, seed by seed, with 95 % intervals"
+    return f"{words}\n\n{said_once(Table('', columns, [cells for _, cells, _ in found], caption).markdown())}"
+
+
+CAREFUL = (
+    "an interval of 95 % lies above zero, below it, or around it. One in twenty misses by chance, and rows are not "
+    "independent. Rows on validation images chose weights; they are no proof."
+)
 
 
 def term_of(run: Run) -> str:

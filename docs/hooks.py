@@ -15,6 +15,8 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from mkdocs.utils import get_relative_url
 
+from setwise.report.tables import said_once
+
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
 REPORT = "results/report.html"
@@ -123,7 +125,7 @@ def speed_records(folder: Path) -> str:
     ours = (
         "\n".join(tables)
         if tables
-        else "**No record of ours yet.** The first runs on the test images will stand here.\n"
+        else "**No record of ours yet.** The first runs on the test images will stand here: [make one](#run-it).\n"
     )
     colours = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#888888", "#b8a800")
     look = "".join(
@@ -147,23 +149,14 @@ def speed_records(folder: Path) -> str:
     return f"{SPEED_LOOK}{look}</style>\n{speedrun_chart(tested)}\n\n{ours}\n{marks}"
 
 
-def said_once(table: str) -> str:
-    """The table without first cells that repeat the one above."""
-    lines, above = [], ""
-    for line in table.splitlines():
-        first, bar, rest = line.removeprefix("| ").partition(" | ")
-        lines.append(f"| {bar}{rest}" if bar and line.startswith("| ") and first == above else line)
-        above = first
-    return "\n".join(lines) + "\n"
-
-
 def _read(name: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
     return found
 
 
-def _table(columns: list[str], rows: list[list[str]]) -> str:
-    lines = [columns, ["---", *["---:"] * (len(columns) - 1)], *rows]
+def _table(columns: list[str], rows: list[list[str]], words: int = 1) -> str:
+    """A table; all but the first columns, which are ``words``, are numbers."""
+    lines = [columns, [*["---"] * words, *["---:"] * (len(columns) - words)], *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
 
@@ -180,7 +173,7 @@ def large_steps(results: Path) -> str:
                 lines.append([name, way, f"{row['ms']:.1f} ms", f"{row['images_per_second']:,.0f}", share, memory])
     columns = ["encoder", "way", "step", "images/s", "of the bf16 peak", "memory"]
     head = "## SimCLR with large networks (224 pixels, 256 images, two views)\n\n"
-    return f"{head}{said_once(_table(columns, lines))}\n" if lines else ""
+    return f"{head}{said_once(_table(columns, lines, words=2))}\n" if lines else ""
 
 
 def benchmarks_page() -> str:

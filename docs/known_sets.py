@@ -175,7 +175,7 @@ def _in_short(found: Study) -> Iterator[str]:
     structure = _most(found, "quadratic", [(QUADRATIC, ONE)])
     yield from _at_most(f"Structure: {name(QUADRATIC)} adds to {name(ONE)}", structure)
     if cold := _most(found, "quadratic", [*TRUTHS, (QUADRATIC, SAME)], cold=True):
-        yield f"From the first step on: the best truth other than {name(SAME)} adds {shown(cold[0])}."
+        yield f"From the first step on, the best of the other truths differs from {name(SAME)} by {shown(cold[0])}."
 
 
 Most = tuple[PairedDifference, Answer]
@@ -189,8 +189,10 @@ def _most(found: Study, key: str, compared: list[Compared], *, cold: bool = Fals
 
 
 def _at_most(words: str, best: Most | None) -> Iterator[str]:
+    """The words end with "adds"; a best that is not above zero is called what it is."""
     if best:
-        yield f"{words} at most {shown(best[0])}, for {', '.join(best[1].parts)}."
+        most = "at most" if best[0].side == "above" else "nothing for certain, at best"
+        yield f"{words} {most} {shown(best[0])}, for {', '.join(best[1].parts)}."
 
 
 def _cost(found: Study, data: str) -> str:
@@ -207,9 +209,9 @@ def _cost(found: Study, data: str) -> str:
         return ""
     large = next((group for group, cost in known.items() if cost.mean >= LITTLE), None)
     small = [group for group in known if large is None or group < large]
-    words = f"Not knowing the pairs costs {name(SAME)} "
+    words = f"Sets in place of pairs, with {name(SAME)}, cost "
     words += f"less than a point of recall@1 up to sets of {small[-1]}" if small else ""
-    words += " and " if small and large else ""
+    words += ", and " if small and large else ""
     words += f"{shown(known[large]).replace('+', '')} points in sets of {large}" if large else ""
     return f"{words} ({DATA[data]}, {stage})."
 

@@ -32,7 +32,7 @@ from setwise.paper.tuned import settings, trials_table, tuned_answer, tuned_tabl
 from setwise.records.statistics import PairedDifference, mean_std, paired_difference
 from setwise.report.chart import Interval
 from setwise.report.page import interval_picture
-from setwise.report.tables import Cell, Table, shown
+from setwise.report.tables import NONE, Cell, Table, shown
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
@@ -55,10 +55,10 @@ USUAL = 3  # seeds
 Found = Sequence[Group]
 
 
-def picked(table: Table | None, *columns: str) -> list[list[Cell]]:
-    """Some columns of a table of the report; empty cells where it lacks one."""
-    rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows] if table else []
-    return [[row.get(name) for name in columns] for row in rows]
+def picked(table: Table | None, *columns: str) -> list[list[str]]:
+    """Some columns of a table of the report, in words; empty cells where it lacks one."""
+    rows = [dict(zip(table.columns, table.words(row), strict=True)) for row in table.rows] if table else []
+    return [[row.get(name, NONE) for name in columns] for row in rows]
 
 
 def part_of(table: Table | None, *columns: str) -> str:
@@ -94,8 +94,8 @@ def short_answer(found: Found) -> str:
     return bullets(
         f"Added to recipes that nobody tuned, QARe helps: **{counted(CLAIMS['helps'].answers(found))}**.",
         f"Where SimCLR and SimCLR + QARe are tuned alike, QARe adds {tuned_gains(found)}.",
-        f"On pairs of sentences a term adds up to {shown(tally('untuned')[3])} where nobody tuned the temperature. "
-        f"After tuning it adds in {better} of {cases} cases and takes in {worse}: it mostly buys "
+        f"On pairs of sentences a term adds up to {shown(tally('untuned')[3])} points of recall@1 where nobody tuned "
+        f"the temperature. After tuning it adds in {better} of {cases} cases and takes in {worse}: it mostly buys "
         "[not having to tune](docs/how-to/choose-beta.md#temperature).",
         *(f"[Where does it pay?](docs/findings.md#where-does-it-pay) {words}" for words in pays),
     )
@@ -168,8 +168,9 @@ def fast(found: Found) -> str:
         f"{deep['setwise_ms']:.2f} ms with ResNet-32; a plain loop takes {conv['torchvision_ms']:.1f} and "
         f"{deep['torchvision_ms']:.1f} ms.",
         f"ViT-S/16 at 224 pixels: {ours:,.0f} images a second; the plain loop {theirs:,.0f}.",
-        f"InfoNCE of 65,536 rows: {ms['float16']:.0f} ms and {memory['float16'] / 2**20:.0f} MiB; with all scores "
-        f"{ms['stored']:.0f} ms and {memory['stored'] / 2**30:.0f} GiB, by inf_cl {ms['inf_cl']:.0f} ms.",
+        f"InfoNCE of 65,536 rows: {ms['float16']:.0f} ms and {memory['float16'] / 2**20:.0f} MiB; with the "
+        f"whole matrix of scores {ms['stored']:.0f} ms and {memory['stored'] / 2**30:.0f} GiB; by the library inf_cl "
+        f"{ms['inf_cl']:.0f} ms.",
     )
     return f"{lines}\n\n(One H200; [more](docs/overview.md#how-fast).)"
 
@@ -226,19 +227,22 @@ def _bench(name: str) -> dict[str, Any]:
 
 def counts(found: Found) -> str:
     """How many runs there are, of what."""
-    runs = [run for group in found for run in group.runs]
+    runs, every = [run for group in found for run in group.runs], collect(RESULTS)[0]
+    tuning = sum(run.trial is not None for run in every)
     by_data = {data: sum(run.data == data for run in runs) for data in dict.fromkeys(run.data for run in runs)}
     other = sum(run.record["precision"] != "bfloat16" for run in runs)
     machines = " and ".join(sorted({run.record["hardware"]["name"] for run in runs}))
     return text(
         f"{len(runs):,} runs on {machines}, {other} of them not in bf16:",
         ", ".join(f"{n} with {word(data)}" for data, n in by_data.items()) + ".",
+        f"{tuning:,} more are trials of [tuning](#after-tuning) and their tests." if tuning else "",
     )
 
 
 def all_claims(found: Found) -> str:
-    """The report's first table."""
-    return part_of(claims(found))
+    """The report's first table, and what its words mean."""
+    table = claims(found)
+    return f"{part_of(table)}\n\n{text(table.note)}"
 
 
 def one_claim(key: str, found: Found) -> str:
@@ -269,7 +273,7 @@ def later(found: Found) -> str:
 def terms(found: Found) -> str:
     """What each set-level term adds, where others than QARe ran."""
     columns = ("loss", "QARe", "alignment gap", "structural difference")
-    rows = [row for row in picked(differences(found), *columns) if any(row[2:])]
+    rows = [row for row in picked(differences(found), *columns) if set(row[2:]) != {NONE}]
     return markdown(columns, rows)
 
 
@@ -327,8 +331,9 @@ def tuned(found: Found) -> str:
     """What set-level terms add once every objective is tuned."""
     parts = []
     for setting in settings(collect(RESULTS)[0], found):
-        parts += [text(tuned_answer(setting)), part_of(tuned_table(setting)), part_of(trials_table(setting))]
-    return "\n\n".join(parts) or "Not run yet: `setwise reproduce tuning` makes the trials."
+        tests = part_of(tuned_table(setting)) if setting.tested else ""
+        parts += [text(tuned_answer(setting)), tests, part_of(trials_table(setting))]
+    return "\n\n".join(filter(None, parts)) or "Not run yet: `setwise reproduce tuning` makes the trials."
 
 
 def found_maps(found: Found) -> list[Map]:
@@ -440,7 +445,8 @@ def evidence_pairs(size: int, found: Found) -> str:
         plain = mean_std([*recalls[stage, size, "plain"].values()])
         best = max(gains_of_terms(stage)[size], key=lambda gain: gain.mean)
         lines.append(
-            f"{words}: {size:,} pairs give {shown(plain)} %; the best of {len(BITEXT_TERMS)} terms adds {shown(best)}."
+            f"{words}: {size:,} pairs give {shown(plain)} %; "
+            f"the best of {len(BITEXT_TERMS)} terms {'adds' if best.mean > 0 else 'changes it by'} {shown(best)}."
         )
     return bullets(*lines)
 
@@ -469,8 +475,8 @@ def evidence_large(found: Found) -> str:
     rows = {one["loss"]: one for one in _bench("large-batches-h200")["rows"] if one["n"] == 65_536}
     ours, stored = ((rows[way]["ms"], rows[way]["beyond_gradients"]) for way in ("float16", "stored"))
     return text(
-        f"65,536 rows take {ours[0]:.0f} ms and {ours[1] / 2**20:.0f} MiB; with all scores {stored[0]:.0f} ms and",
-        f"{stored[1] / 2**30:.0f} GiB.",
+        f"65,536 rows take {ours[0]:.0f} ms and {ours[1] / 2**20:.0f} MiB; with the whole matrix of scores",
+        f"{stored[0]:.0f} ms and {stored[1] / 2**30:.0f} GiB.",
     )
 
 
@@ -492,7 +498,7 @@ def all_sets(found: Found) -> str:
 def spectrum(found: Found) -> str:
     """How flat the spectra are at the end."""
     columns = ("effective rank", "effective rank of features")
-    rows: list[list[Cell]] = []
+    rows: list[list[str]] = []
     for group in (group for group in probed(found) if not group.changed):
         rows += [[f"{name}: {group.setting}", *more] for name, *more in picked(looks_table(group), "loss", *columns)]
     return markdown(("", *columns), rows)

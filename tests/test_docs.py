@@ -413,7 +413,7 @@ def test_every_method_and_term_has_a_page_with_its_options():
     ):
         assert set(re.findall(rf"{folder}/([\w-]+)\.md", nav)) == set(kind)
         for name in kind:
-            options = set(re.findall(r"^\| `--[\w.-]+\.([\w-]+)` ", page(name), re.MULTILINE))
+            options = set(re.findall(r"^\| `([\w-]+)` \|", page(name), re.MULTILINE))
             assert {option.replace("-", "_") for option in options} == set(kind[name].options)
 
 
@@ -425,7 +425,7 @@ def test_pages_of_methods_and_terms_have_the_numbers_of_the_records():
 
     each = hooks("each")
     rotation = list(reached("cifar10-conv4-rotation").values())
-    row = f"| 200 | 3 | probe accuracy | {fmean(rotation):.2f} ± {stdev(rotation):.2f} |"
+    row = f"| 200 epochs | 3 | {fmean(rotation):.2f} ± {stdev(rotation):.2f} |"
     assert any(line.endswith(row) for line in each.results_of("rotation").splitlines() if "conv4, released" in line)
     plain, with_term = (
         reached("cifar10-conv4-simclr/validation"),
@@ -433,8 +433,44 @@ def test_pages_of_methods_and_terms_have_the_numbers_of_the_records():
     )
     gains = [with_term[seed] - plain[seed] for seed in with_term]
     half = student.ppf(0.975, len(gains) - 1) * stdev(gains) / len(gains) ** 0.5
-    row = f"| 1 | 5 | probe accuracy | {fmean(gains):+.2f} ({fmean(gains) - half:+.2f} to {fmean(gains) + half:+.2f}) |"
+    row = f"| 1 | 5 | {fmean(gains):+.2f} ({fmean(gains) - half:+.2f} to {fmean(gains) + half:+.2f}) |"
     assert any(line.endswith(row) for line in each.differences_of("frobenius").splitlines())
+
+
+def test_pages_of_terms_count_what_their_tables_say():
+    for name in ("qare", "gap", "frobenius"):
+        text = hooks("each").differences_of(name)
+        ends = [
+            (float(low), float(high))
+            for low, high in re.findall(r"\(([-+][\d.]+) to ([-+][\d.]+)\) \|$", text, re.MULTILINE)
+        ]
+        above, below = sum(low > 0 for low, _ in ends), sum(high < 0 for _, high in ends)
+        assert f"Of {len(ends)} comparisons" in text
+        assert f"it adds in {above}, takes in {below} and is unclear in {len(ends) - above - below}:" in text
+
+
+def test_pages_of_methods_and_terms_say_when_and_how(parse, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    each = hooks("each")
+    pages = {name: each.method_page(name) for name in register.method}
+    assert all("**Choose it** " in page for page in pages.values())
+    assert "87.6 %" in pages["byol"], "what methods.md says of digits"
+    assert "setwise report runs --by method.name" in pages["byol"], "no run is recorded, so how to make some"
+    assert "No run" not in pages["rotation"] + pages["pairs"]
+    known = {"torch": torch, "sw": sw}
+    for name in register.term:
+        pages[name] = each.term_page(name)
+        assert "**Use it** " in pages[name]
+        (block,) = blocks(pages[name], "python")
+        exec(compile(block, name, "exec"), known)
+        own = register.term[name].fill({})
+        made = known["loss"].regularizer
+        z = torch.randn(2, 8, 4)
+        torch.testing.assert_close(made(*z), register.term[name].make(**own)(*z))
+    for page in pages.values():
+        assert commands(page)
+        for command in commands(page):
+            parse(command)
 
 
 def test_the_page_of_methods_leads_to_their_pages_and_does_not_repeat_them():

@@ -6,6 +6,7 @@ import os
 import random
 import re
 from pathlib import Path
+from statistics import fmean, stdev
 from xml.etree import ElementTree
 
 import pytest
@@ -16,6 +17,8 @@ from setwise.paper.collected import collect, groups
 from setwise.paper.numbers import WORDS
 
 ROOT = Path(__file__).parent.parent
+FINDINGS = "docs/findings.md"
+RECORDS = ROOT / "results" / "runs"
 NAMES = {words: name for name, words in WORDS.items()} | {"ResNet-32": "resnet32"}
 
 
@@ -43,6 +46,29 @@ def test_marked_places_are_filled_from_the_records(readme):
     assert (ROOT / readme.PICTURE).read_text() == readme.picture_of_sets(ROOT / "results/sets.json"), (
         "run `make readme`"
     )
+
+
+def test_a_mean_of_fewer_seeds_than_its_row_says_so():
+    """The first runs did not measure the features' rank."""
+    looks = [
+        json.loads(path.read_text())["structure"]
+        for path in (RECORDS / "released/cifar10-conv4-simclr").glob("*")
+        if path.is_file()
+    ]
+    ranks = [look["feature_rank"][-1] for look in looks if look.get("feature_rank")]
+    assert 1 < len(ranks) < len(looks)
+    (line,) = re.findall(
+        r"^\| SimCLR: CIFAR-10, Conv-4, released form \| .*", place("spectrum", FINDINGS), re.MULTILINE
+    )
+    assert line.endswith(f"| {fmean(ranks):.2f} ± {stdev(ranks):.2f} (n = {len(ranks)}) |")
+
+
+def test_all_runs_are_counted():
+    every = [str(path) for path in RECORDS.rglob("*.json")]
+    tuning = [path for path in every if "/tuning-" in path or "/tuned-" in path]
+    words = place("counts", FINDINGS)
+    assert f"{len(every) - len(tuning):,} runs on " in words
+    assert f"{len(tuning)} more are trials" in words
 
 
 def gain(folder, variant, measure):
@@ -335,6 +361,22 @@ def test_tuned_rows_come_first_and_in_place_of_untuned_ones(readme, many, monkey
     assert [re.findall(r"sets of (\d+)", line) for line in costs] == [["8", "32"], ["8", "32"]]
     assert ["untuned" in line for line in costs] == [True, True], "the stage with the most sizes"
     assert all(numbers == "6.00" for line in costs for numbers in re.findall(r"(\d\.\d\d) \(", line))
+
+
+@pytest.mark.parametrize(
+    ("quadratic", "words"),
+    [(0.92, "at most +4.00 ("), (0.84, "nothing for certain, at best -4.00 (")],
+)
+def test_a_best_that_is_a_loss_is_not_called_a_gain(readme, tmp_path, monkeypatch, quadratic, words):
+    monkeypatch.setattr(readme, "RESULTS", tmp_path)
+    runs = Made()
+    for seed in range(4):
+        for way, recall in (("same", 0.8), ("one-to-one", 0.88), ("quadratic", quadratic)):
+            final = {"recall1": recall + 0.001 * (seed - 1.5) * len(way), "aligned": 1.0}
+            runs.add("untuned", way, seed, group=128, final=final)
+    (tmp_path / "sets.json").write_text(json.dumps(runs))
+    (line,) = (line for line in readme.known_sets([]).splitlines() if line.startswith("- Structure: "))
+    assert f'`"quadratic"` adds to `"one-to-one"` {words}' in line
 
 
 def test_the_picture_of_sets_tells_tuned_from_untuned(readme, many):

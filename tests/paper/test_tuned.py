@@ -56,10 +56,11 @@ def add_trials(results, terms=tuple(BEST)):
             write(job, results, TOP[term] if wins else 0.5 + number / 1000)
 
 
-def add_tests(results):
+def add_tests(results, terms=tuple(BEST)):
     for job in expand("tuned", results=results):
         term, _ = tuning.PLACES[job.variant]
-        write(job, results, 0.65 + job.seed / 1000 + ADDED[term] + noise(term, job.seed))
+        if term in terms:
+            write(job, results, 0.65 + job.seed / 1000 + ADDED[term] + noise(term, job.seed))
 
 
 def found(results):
@@ -143,15 +144,20 @@ def test_the_sentence(results):
     without = f"without tuning it adds {shown(rows['SimCLR + alignment gap']['without tuning'])}."
     assert tuned_answer(setting) == f"{start}validation images, has yet to be tested; {without}"
     assert rows["SimCLR"]["test accuracy"] is None
+    assert not setting.tested
+    add_tests(results, ("plain", "qare"))
+    (setting,) = found(results)
+    assert setting.tested
+    qare = cells(setting)["SimCLR + QARe"]
+    both = [shown(qare[name]) for name in ("difference to tuned SimCLR", "without tuning")]
+    also = "; QARe adds {} after and {} without.".format(*both)
+    assert tuned_answer(setting) == f"{start}validation images, has yet to be tested; {without[:-1]}{also}"
     add_tests(results)
     (setting,) = found(results)
     gain = cells(setting)["SimCLR + alignment gap"]["difference to tuned SimCLR"]
     words = {"above": "it helps", "around": "these runs cannot tell whether it helps", "below": "it harms"}[gain.side]
     middle = f"adds {shown(gain)} points to SimCLR on the test images (10 seeds): {words}; "
-    qare = cells(setting)["SimCLR + QARe"]
-    both = [shown(qare[name]) for name in ("difference to tuned SimCLR", "without tuning")]
-    end = "{}; QARe adds {} after and {} without.".format(without.removesuffix("."), *both)
-    assert tuned_answer(setting) == f"{start}validation images, {middle}{end}"
+    assert tuned_answer(setting) == f"{start}validation images, {middle}{without[:-1]}{also}"
 
 
 def test_some_trials_alone_and_tests_of_another_winner(results):

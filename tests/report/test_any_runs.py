@@ -116,6 +116,21 @@ def test_numbers_on_other_data_are_not_compared(tmp_path):
     assert rows[("cifar10", "nt-xent")].startswith("20")
 
 
+@pytest.mark.parametrize(("spread", "unclear"), [(0.001, False), (0.1, True)])
+def test_the_lead_says_if_the_first_may_be_as_good(tmp_path, spread, unclear):
+    for temperature, gain in ((0.1, 0.0), (0.2, 0.01)):
+        tree = recipe("paper/digits-conv4-simclr").changed({"objective.temperature": temperature}).tree()
+        for seed in range(4):
+            final = {"probe_accuracy": 0.5 + gain + (spread if gain else 0) * (-1) ** seed}
+            record = {"name": "mine", "recipe": tree, "seed": seed, "final": final}
+            path = tmp_path / "runs" / str(temperature) / f"seed-{seed}.json"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            records.write(path, record)
+    page = report_runs([tmp_path / "runs"], tmp_path / "out")[0].read_text()
+    assert "temperature 0.2: probe accuracy 51.00" in page
+    assert ("these seeds cannot tell it from the first" in page) == unclear
+
+
 def test_a_page_of_many_different_runs_stays_narrow(tree_of, tmp_path):
     plain = recipe("paper/digits-conv4-simclr")
     for i in range(40):

@@ -141,7 +141,7 @@ def make_page(
         page.heading("Every objective tuned")
         for setting in tuned:
             page.text(tuned_answer(setting))
-            put(tuned_table(setting), trials_table(setting))
+            put(tuned_table(setting) if setting.tested else None, trials_table(setting))
     if mapped:
         page.heading("Where does it pay?")
         for one in mapped:

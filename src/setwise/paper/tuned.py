@@ -75,6 +75,11 @@ class Setting:
         """In words: "CIFAR-10, Conv-4"."""
         return f"{word(self.data)}, {word(self.encoder)}"
 
+    @property
+    def tested(self) -> bool:
+        """Whether any winner ran on the test images: before, the table of tests has nothing to show."""
+        return any(one.tests.runs for one in self.objectives)
+
     def difference(self, one: Tuned) -> PairedDifference | None:
         """An objective minus plain SimCLR, both tuned, on the test images."""
         plain = next((other.tests for other in self.objectives if other.term == "plain"), None)
@@ -176,13 +181,13 @@ def tuned_answer(setting: Setting) -> str:
     start = f"{setting.title}: after {count(best.trials, 'trial')} of each objective, {LABELS[best.term]}"
     start += f", the best of {len(terms)} set-level terms on validation images," if len(terms) > 1 else ""
     before = f"without tuning it adds {shown(untuned.difference)}" if untuned else "it has no runs without tuning"
-    if difference is None:
-        return f"{start} has yet to be tested; {before}."
-    verdict = VERDICTS[difference.side]
     also = ""
-    for qare in (one for one in terms if one.term == "qare" and one is not best):
+    for qare in (one for one in terms if one.term == "qare" and one is not best and one.tests.runs):
         cells = [setting.difference(qare), qare.untuned and qare.untuned.difference]
         also = "; QARe adds {} after and {} without".format(*map(shown, cells))
+    if difference is None:
+        return f"{start} has yet to be tested; {before}{also}."
+    verdict = VERDICTS[difference.side]
     return (
         f"{start} adds {shown(difference)} points to SimCLR on the test images ({count(difference.n, 'seed')}): "
         f"{verdict}; {before}{also}."

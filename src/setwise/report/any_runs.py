@@ -277,13 +277,17 @@ def _best(groups: Sequence[Group], measure: str) -> list[int]:
 
 
 def _lead(groups: Sequence[Group], names: Sequence[str], measure: str) -> str:
-    """Which group did best, of those that were tested on the same items."""
-    best: dict[str, tuple[MeanStd, str]] = {}
-    for group, name in zip(groups, names, strict=True):
+    """Which group did best, of those that were tested on the same items, and whether the first may be as good."""
+    best: dict[str, tuple[MeanStd, str, PairedDifference | None]] = {}
+    for group, first, name in zip(groups, firsts(groups), names, strict=True):
         mean, on = group.mean(measure), repr(group.tested_on)
         if mean is not None and (on not in best or mean.mean > best[on][0].mean):
-            best[on] = mean, name
-    reached = [f"{name}: {measure.replace('_', ' ')} {shown(mean)}." for mean, name in best.values()]
+            best[on] = mean, name, _difference(group, first, measure)
+    unclear = ", but these seeds cannot tell it from the first"
+    reached = [
+        f"{name}: {measure.replace('_', ' ')} {shown(mean)}{unclear if gain and gain.side == 'around' else ''}."
+        for mean, name, gain in best.values()
+    ]
     if len(groups) == 1:
         return "".join(f"What was reached? {words.removeprefix(f'{names[0]}: ')}" for words in reached)
     more = f" Other data sets ({len(reached) - LED}): see below." if len(reached) > LED else ""

@@ -40,7 +40,7 @@ class Table:
 
     def markdown(self) -> str:
         """A GitHub table under its caption; what Markdown would read as its own is escaped."""
-        lines = [self.columns, ["---"] * len(self.columns), *map(self._words, self.rows)]
+        lines = [self.columns, ["---"] * len(self.columns), *map(self.words, self.rows)]
         table = ["| " + " | ".join(cells if i == 1 else map(_plain, cells)) + " |" for i, cells in enumerate(lines)]
         return "\n".join([f"**{_plain(self.caption)}**", "", *table, "", _plain(self.note)]).rstrip() + "\n"
 
@@ -70,7 +70,7 @@ class Table:
     def onto(self, page: Page) -> None:
         """Put it on a page, in brief: no column that has nothing, and what all rows share in the caption."""
         brief, caption = self.brief(), self.caption
-        rows = [brief._words(row) for row in brief.rows]
+        rows = [brief.words(row) for row in brief.rows]
         left_out = set()
         for i, cells in enumerate(zip(*rows, strict=True)):
             alike = len(cells) >= SHARED and len(set(cells)) == 1 and re.search("[a-z]", cells[0])
@@ -81,7 +81,7 @@ class Table:
         words = [[row[i] for i in kept] for row in rows]
         page.table([brief.columns[i] for i in kept], words, caption=caption, note=self.note, wrap=self.wrap)
 
-    def _words(self, row: Sequence[Cell]) -> list[str]:
+    def words(self, row: Sequence[Cell]) -> list[str]:
         """Cells for people; a mean of ours over fewer than the row's n says so."""
         n = row[self.columns.index("n")] if "n" in self.columns else None
         cells = [shown(cell) for cell in row]
@@ -89,6 +89,16 @@ class Table:
             if isinstance(cell, MeanStd) and not column.startswith("paper") and n not in (None, cell.n):
                 cells[i] += f" (n = {cell.n})"
         return cells
+
+
+def said_once(table: str) -> str:
+    """A table in Markdown without first cells that repeat the one above."""
+    lines, above = [], ""
+    for line in table.splitlines():
+        first, bar, rest = line.removeprefix("| ").partition(" | ")
+        lines.append(f"| {bar}{rest}" if bar and line.startswith("| ") and first == above else line)
+        above = first
+    return "\n".join(lines) + "\n"
 
 
 def own_tables(runs: Sequence[Run]) -> list[Table]:
