@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from setwise.assignment.smoothing import row_maximum
+from setwise.assignment.rows import row_maximum
 from setwise.data import ImageSet
 from setwise.encoders import evaluating
 from setwise.losses.combined import SetContrastive
