@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from paragraphs import markdown
 from sets_runs import (
     DATA,
     HARD,
@@ -21,7 +22,6 @@ from sets_runs import (
     from_to,
     gain,
     machines,
-    markdown,
     name,
     study,
     values,
