@@ -293,6 +293,18 @@ def test_recipes_say_what_there_is_to_choose_from(capsys):
     names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     assert "paper/digits-conv4-simclr-qare" in names
     assert all("digits-conv4-simclr" in name for name in names)
+    for letters in ("paper", "digits", "cifar10", "e"):  # too many to list: how their names are put together
+        main(["recipes", letters])
+        names = []
+        for line in capsys.readouterr().out.splitlines()[2:]:
+            if found := re.match(r"(\S+): \d+ recipes", line):
+                names.append(found[1])
+            elif line.startswith("  "):
+                word, *values = line.replace(",", "").split()
+                names = [name.replace(word, x) for name in names for x in (values if word in name else [""])]
+            elif line:
+                names.append(line.split()[0])
+        assert sorted(names) == sorted(name for name in CELLS if letters in name)
     with pytest.raises(SystemExit, match="got 'nothing'"):
         main(["recipes", "nothing"])
     with pytest.raises(SystemExit, match="got 'encoder'.*'encoders'"):
