@@ -124,7 +124,7 @@ def decoded(
         try:
             if (kept := _kept(files, size, root)) is not None:
                 kept[0].resident = resident
-                return _read(*kept, count) if resident and not placement.wait else _elsewhere(*kept, count)
+                return _read(*kept, count) if resident and not placement.wait else _not_in_memory(*kept, count)
         except NoRoom as error:
             if pixels == "mapped":
                 raise
@@ -132,7 +132,7 @@ def decoded(
             warnings.warn(f"{error}. Now they are {then}", RuntimeWarning, stacklevel=2)
     if resident:
         return _in_memory(files, size)
-    return _elsewhere(*_on_the_fly(files, size, try_all=try_all), count)
+    return _not_in_memory(*_on_the_fly(files, size, try_all=try_all), count)
 
 
 def _places_of_whole(count: int, broken: Broken) -> list[int]:
@@ -144,7 +144,7 @@ def _read(stored: Pixels, broken: Broken, count: int) -> Decoded:
     return Decoded(stored[:], None, _places_of_whole(count, broken), broken)
 
 
-def _elsewhere(pixels: Pixels, broken: Broken, count: int) -> Decoded:
+def _not_in_memory(pixels: Pixels, broken: Broken, count: int) -> Decoded:
     images = torch.empty(pixels.shape, dtype=torch.uint8, device="meta")
     return Decoded(images, pixels, _places_of_whole(count, broken), broken)
 
@@ -447,7 +447,7 @@ def remembered_size(
 
 
 @dataclass(frozen=True)
-class Kept:
+class DecodedFolder:
     """Decoded images of one folder or data set."""
 
     place: Path
@@ -455,14 +455,14 @@ class Kept:
     size: int  # bytes
 
 
-def all_kept(root: Path) -> list[Kept]:
+def all_kept(root: Path) -> list[DecodedFolder]:
     """What is kept below ``root``."""
     found = []
     for place in sorted((root / FOLDER).iterdir()) if (root / FOLDER).is_dir() else ():
         if place.is_dir():
             heads = [header for path in place.glob("*.index") if (header := _head(path)) is not None]
             size = sum(path.lstat().st_size for path in place.iterdir())
-            found.append(Kept(place, heads[0]["folder"] if heads else place.name, size))
+            found.append(DecodedFolder(place, heads[0]["folder"] if heads else place.name, size))
     return found
 
 
@@ -473,8 +473,8 @@ def _head(path: Path) -> dict[str, Any] | None:
     return header if isinstance(header, dict) and isinstance(header.get("folder"), str) else None
 
 
-def remove(kept: Kept) -> None:
-    """Remove decoded images; ``Taken`` if another process is decoding them. A process that reads them reads on."""
+def remove(kept: DecodedFolder) -> None:
+    """Remove decoded images; ``LockTaken`` if another process is decoding them. A process that reads them reads on."""
     ours = any(kept.place.glob("*.index")) or (kept.place / "size.json").exists()
     key = kept.place.name if ours else kept.place.name.lstrip(".").rpartition("-")[0]
     with locked(kept.place.with_name(f"{key}.lock"), option=OPTION):

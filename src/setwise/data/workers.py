@@ -43,7 +43,7 @@ def scratch() -> Descriptor:
     return Descriptor(number)
 
 
-class Died(RuntimeError):
+class WorkerDied(RuntimeError):
     """A process crashed or was killed; ``files`` are the places of those that the processes were at."""
 
     def __init__(self, files: list[int], why: str) -> None:
@@ -90,7 +90,7 @@ class Place:
 class Workers(Generic[T]):
     """``work(chunk, place)`` for each of ``chunks``, by processes that start at once; ``with`` gives the results.
 
-    Without ``in_order`` they come as they are ready. A process that dies raises ``Died``.
+    Without ``in_order`` they come as they are ready. A process that dies raises ``WorkerDied``.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class Workers(Generic[T]):
         getattr(self._results, "_shutdown_workers", int)()
         self._results = None
         if isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker (pid"):
-            raise Died(self._place.files(), str(error).split(". ")[0]) from error
+            raise WorkerDied(self._place.files(), str(error).split(". ")[0]) from error
 
 
 class _Work(Dataset[Any]):
@@ -192,12 +192,12 @@ def for_each(
                     part, chunks(left), workers=processors(len(left)) if workers is None else workers, in_order=False
                 ) as results:
                     take(results)
-            except Died as death:
+            except WorkerDied as death:
                 for k in set(death.files) - finished:
                     try:
                         with Workers(part, [[k]], workers=1) as results:
                             take(results)
-                    except Died as again:
+                    except WorkerDied as again:
                         take([[(k, died(str(again)))]])
                 if not finished:
                     raise

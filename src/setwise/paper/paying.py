@@ -178,11 +178,11 @@ def map_answer(one: Map) -> str:
         names = ", ".join(gain.where for gain in waiting)
         first += f" {count(len(waiting), 'gain')} of a point on the first seeds waits for others: {names}."
     sides = {side: [g for g in one.tested if g.first and g.first.side == side] for side in ("above", "below")}
-    told = [
+    counts = [
         f"{len(some)} {side} zero ({sum(gain in one.surviving for gain in some)} after Holm's correction)"
         for side, some in sides.items()
     ]
-    return f"{start}{first} Intervals of {count(len(one.tested), 'difference')}: {', '.join(told)}."
+    return f"{start}{first} Intervals of {count(len(one.tested), 'difference')}: {', '.join(counts)}."
 
 
 def _halved(gain: Gain) -> bool:

@@ -134,7 +134,7 @@ def _untuned(term: str, near: Sequence[Group]) -> Untuned | None:
 
 
 def _as_released(row: Row) -> bool:
-    return (row.base, row.term, row.said) == (BASE, "qare", "")
+    return (row.base, row.term, row.suffix) == (BASE, "qare", "")
 
 
 def tuned_table(setting: Setting) -> Table:

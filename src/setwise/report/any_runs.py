@@ -105,15 +105,15 @@ def _fewest(recipes: Sequence[Mapping[str, Any]], paths: Sequence[str]) -> list[
     kept = [path for path in paths if path in KINDS or _term_of(path)]
     chosen = kept[:]
 
-    def told(*some: str) -> int:
+    def distinct(*some: str) -> int:
         return len(set(zip(*(values[path] for path in some), strict=True)))
 
-    whole = told(*paths)
-    while not chosen or told(*chosen) < whole:
-        chosen.append(max((path for path in paths if path not in chosen), key=lambda path: told(*chosen, path)))
+    whole = distinct(*paths)
+    while not chosen or distinct(*chosen) < whole:
+        chosen.append(max((path for path in paths if path not in chosen), key=lambda path: distinct(*chosen, path)))
     for path in chosen[:]:
         rest = [other for other in chosen if other != path]
-        chosen = rest if path not in kept and rest and told(*rest) == whole else chosen
+        chosen = rest if path not in kept and rest and distinct(*rest) == whole else chosen
     return [path for path in paths if path in chosen]
 
 
@@ -187,8 +187,8 @@ def labels(groups: Sequence[Group], paths: Sequence[str]) -> list[str]:
         here = [(path, value) for path, value in unusual if not usual or path in group.runs[0].fields]
         found.append([", ".join(field_in_words(*field) for field in some) for some in (here, unusual)])
     short = [words for words, _ in found]
-    told = short if len({*short}) == len(groups) else [words for _, words in found]
-    return [words or ("the usual" if usual else "all") for words in told]
+    different = short if len({*short}) == len(groups) else [words for _, words in found]
+    return [words or ("the usual" if usual else "all") for words in different]
 
 
 def usual_values(groups: Sequence[Group], paths: Sequence[str]) -> dict[str, Any]:

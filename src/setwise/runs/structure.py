@@ -59,7 +59,7 @@ def structure(engine: Engine, method: Contrastive) -> dict[str, Any]:
             found["acted_on"] = [eigenvalues(x - x.mean(0) if center else x) for x in sets]
     weights = negative_weights(method.loss, z_a, z_b)
     if weights is not None:
-        looked = looked_at(*weights, batch.labels.cpu())
+        looked = weight_statistics(*weights, batch.labels.cpu())
         labelled = not isinstance(engine.data, ImageSet) or engine.data.classes
         found |= looked if labelled else {name: looked[name] for name in ("negatives", "support")}
     return found
@@ -107,7 +107,7 @@ def negative_weights(loss: nn.Module, z_a: Tensor, z_b: Tensor) -> tuple[Tensor,
     return weights.masked_fill(positive | flat, 0.0), torch.stack([mine, theirs])
 
 
-def looked_at(weights: Tensor, items: Tensor, labels: Tensor) -> dict[str, float]:
+def weight_statistics(weights: Tensor, items: Tensor, labels: Tensor) -> dict[str, float]:
     """How many negatives have any weight, and how much of it lies on images of the anchor's own class."""
     mine, theirs = items
     negative = mine[:, None] != theirs[None]

@@ -21,7 +21,7 @@ from setwise.data import ImageSet
 from setwise.data.api import Where
 from setwise.data.pairs import PairSet, Side, TrainingSet
 from setwise.encoders import settled
-from setwise.locks import Taken, locked
+from setwise.locks import LockTaken, locked
 from setwise.losses.parallel import Processes
 from setwise.recipe import Recipe, flat
 from setwise.training import checkpoint as checkpoints
@@ -171,8 +171,8 @@ class _Run:
             try:
                 engine.step()
             except (ValueError, RuntimeError) as error:
-                if (explained := _explained(error, engine, turn + 1)) is not None:
-                    raise explained from error
+                if (failure := _step_failure(error, engine, turn + 1)) is not None:
+                    raise failure from error
                 raise
             if turn + 1 == engine.steps:
                 break  # the epoch's metrics come first
@@ -238,7 +238,7 @@ def _resumptions(earlier: Checkpoint | None, device: torch.device) -> list[dict[
     return before if before[-1] | here == before[-1] else [*before, {"epoch": earlier.epoch + 1, **here}]
 
 
-def _explained(error: Exception, engine: Engine, step: int) -> TrainingError | None:
+def _step_failure(error: Exception, engine: Engine, step: int) -> TrainingError | None:
     """Where a step failed and what to do about it; None for an error that says nothing to a user."""
     where = f"epoch {engine.epoch + 1}, step {step} of {engine.steps}"
     if isinstance(error, ValueError):  # the losses look at their input where that is free
@@ -258,7 +258,7 @@ def _locked(folder: Path) -> Iterator[None]:
     try:
         with locked(folder / ".lock", option="--out (reproduce: --scratch)"):
             yield
-    except Taken as error:
+    except LockTaken as error:
         raise ValueError(
             f"expected {folder} for this run alone, but {error}; give another --out, {see('how-to/errors#resume')}"
         ) from error
