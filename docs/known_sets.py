@@ -27,7 +27,7 @@ from sets_runs import (
     values,
 )
 from setwise.records.statistics import PairedDifference, mean_std, paired_difference
-from setwise.report.page import Panel, line_picture
+from setwise.report.picture import Panel, line_picture
 from setwise.report.tables import Cell, shown
 
 ENOUGH = 4  # sizes of sets that make a line

@@ -29,7 +29,7 @@ from setwise.paper.tables import changes_table, paper_gain, paper_number
 from setwise.paper.tuned import settings, trials_table, tuned_answer, tuned_table
 from setwise.records.statistics import paired_difference
 from setwise.report.chart import Interval
-from setwise.report.page import interval_picture
+from setwise.report.picture import interval_picture
 from setwise.report.tables import Cell, shown
 from speeds import evidence_large, fast, large_batches, speed, term_times
 
