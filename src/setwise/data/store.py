@@ -62,12 +62,12 @@ class Files:
 
     @property
     def few(self) -> bool:
-        """Whether they are decoded so fast that nothing is kept."""
+        """Whether they are so few that decoding them anew is quick: then nothing is kept."""
         return len(self.names) <= FEW_FILES and sum(length for length, _ in self.stats) <= FEW_BYTES
 
     @property
     def key(self) -> str:
-        """Of the folder."""
+        """The name under which the folder's images are kept."""
         return f"{self.folder.name[:50]}-{hashlib.sha256(os.fsencode(self.folder)).hexdigest()[:8]}"
 
     def paths(self) -> list[str]:
@@ -220,7 +220,7 @@ def _write(out: int, image: npt.NDArray[np.uint8], at: int) -> None:
 
 
 def _lasting(error: DataError) -> bool:
-    """Whether it is for the file's content that it cannot be decoded."""
+    """Whether the file's content is to blame: then another attempt would fail, too."""
     cause = error.__cause__
     return not isinstance(cause, MemoryError) and not (isinstance(cause, OSError) and cause.strerror)
 
@@ -269,7 +269,7 @@ def _stat(path: str) -> Stat | None:
 
 
 def stats(paths: Sequence[str | Path]) -> list[Stat]:
-    """Of each; of what is not there, one that no file has."""
+    """Length and time of each file; of a missing one, values that no file has."""
     return [_stat(os.fspath(path)) or UNKNOWN for path in paths]
 
 

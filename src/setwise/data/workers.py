@@ -44,7 +44,7 @@ def scratch() -> Descriptor:
 
 
 class WorkerDied(RuntimeError):
-    """A process crashed or was killed; ``files`` are the places of those that the processes were at."""
+    """A process crashed or was killed; ``files`` are the numbers of those that the processes were working on."""
 
     def __init__(self, files: list[int], why: str) -> None:
         """``why``: the system's words."""
@@ -53,7 +53,7 @@ class WorkerDied(RuntimeError):
 
 
 class Place:
-    """What a process says of itself to the others."""
+    """Which file each process is working on, in memory that all of them share."""
 
     def __init__(self, workers: int) -> None:
         """Before the processes start."""
@@ -62,14 +62,14 @@ class Place:
         self._turns, self._parent = scratch(), os.getpid()
 
     def at(self, file: int) -> None:
-        """Say that this process turns to that file. It ends here if the process that started it was killed."""
+        """Note that this process turns to that file. It ends here if the process that started it was killed."""
         info = get_worker_info()
         if info is not None and os.getppid() != self._parent:
             os._exit(1)
         self._at[0 if info is None else info.id] = file
 
     def files(self) -> list[int]:
-        """The files that all processes are at."""
+        """The files that the processes are working on."""
         return sorted({int(file) for file in self._at if file != NOTHING})
 
     @contextmanager

@@ -97,7 +97,7 @@ def coding_rates(rows: Tensor, *, distortion: float, peers: Processes | None = N
 
 
 def _has_kernel(core: Tensor) -> bool:
-    """Whether our own solver takes it, which a CUDA graph captures."""
+    """Whether our own solver, which a CUDA graph can capture, takes it."""
     return core.is_cuda and core.shape[-1] <= LARGEST
 
 

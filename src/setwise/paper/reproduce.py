@@ -189,17 +189,17 @@ def tell_failure(job: Job, record: Path, words: str, trace: str) -> None:
 
 
 def folder_of(job: Job, scratch: Path) -> Path:
-    """Where the run keeps its checkpoint."""
+    """The folder of the run's checkpoint."""
     return scratch / job.name / job.variant / f"seed-{job.seed}"
 
 
 def failure_of(record: Path) -> Path:
-    """Where a failure of the run is written."""
+    """The file that says why the run failed."""
     return record.with_suffix(".failed")
 
 
 def lock_of(record: Path) -> Path:
-    """What whoever makes the run has locked."""
+    """The file that a process locks while it makes the run."""
     return record.with_suffix(".lock")
 
 
@@ -285,7 +285,7 @@ def make_scratch(scratch: Path) -> None:
 
 
 def forget_failures(jobs: Sequence[Job], results: Path) -> None:
-    """Remove what earlier commands wrote of failures: these runs are tried again."""
+    """Remove the failures that earlier commands wrote down, so that these runs are tried again."""
     for job in jobs:
         with suppress(PermissionError):  # another user's
             failure_of(job.record(results)).unlink(missing_ok=True)

@@ -45,7 +45,7 @@ class Group:
 
     @property
     def tested_on(self) -> tuple[Any, ...]:
-        """What decides which items its runs were tested on."""
+        """The values of the fields that decide what its runs were tested on."""
         return tuple(self.runs[0].fields.get(f"data.{name}") for name in TESTED)
 
     def mean(self, measure: str) -> MeanStd | None:
@@ -100,7 +100,7 @@ def differing(runs: Sequence[Run]) -> list[str]:
 
 
 def _fewest(recipes: Sequence[Mapping[str, Any]], paths: Sequence[str]) -> list[str]:
-    """Some of the fields, which tell as many recipes apart as all: kinds and terms, then whatever divides them most."""
+    """The fields that tell as many recipes apart as all do: kinds and terms first, then whatever divides them most."""
     values = {path: [repr(fields.get(path)) for fields in recipes] for path in paths}
     kept = [path for path in paths if path in KINDS or _term_of(path)]
     chosen = kept[:]
@@ -175,7 +175,7 @@ def _difference(group: Group, first: Group, measure: str) -> PairedDifference | 
 
 
 def labels(groups: Sequence[Group], paths: Sequence[str]) -> list[str]:
-    """The values of each group in words; of more than ``MANY`` fields, those that are not as usual.
+    """Each group's values in words; where more than ``MANY`` fields differ, only its unusual ones.
 
     Then a field goes without saying where its part is not in the recipe, such as an option of another encoder.
     """

@@ -35,9 +35,9 @@ def after_epoch(engine: Engine, history: list[dict[str, Any]]) -> dict[str, Any]
 
 @torch.no_grad()
 def structure(engine: Engine, method: Contrastive) -> dict[str, Any]:
-    """Spectra and the negatives' weights, of two views of the first batch of the first epoch, never another one.
+    """Spectra and the negatives' weights of one fixed batch: two views of the first epoch's first images.
 
-    In evaluation mode, so that nothing of the run is changed.
+    The networks are in evaluation mode, so the run does not change.
     """
     rows = min(engine.recipe.batch, len(engine.data))
     samples = epoch_order(len(engine.data), seed=engine.seed, epoch=0)[:rows].to(engine.device)
@@ -108,7 +108,7 @@ def negative_weights(loss: nn.Module, z_a: Tensor, z_b: Tensor) -> tuple[Tensor,
 
 
 def weight_statistics(weights: Tensor, items: Tensor, labels: Tensor) -> dict[str, float]:
-    """How many negatives have any weight, and how much of it lies on images of the anchor's own class."""
+    """How many negatives have any weight, and what share of the weight lies on images of the anchor's class."""
     mine, theirs = items
     negative = mine[:, None] != theirs[None]
     same = (labels[mine][:, None] == labels[theirs][None]) & negative

@@ -42,14 +42,14 @@ FILE = "checkpoint.safetensors"
 
 
 def stopping_signals() -> list[int]:
-    """Signals that stop a run; not a lost terminal's where it is to be ignored (nohup), or where there is none."""
+    """The signals that stop a run. SIGHUP is not one of them under nohup, or where the system has none."""
     hangup = getattr(signal, "SIGHUP", None)
     stopping: list[int] = [signal.SIGINT, signal.SIGTERM]
     return stopping if hangup is None or signal.getsignal(hangup) is signal.SIG_IGN else [*stopping, hangup]
 
 
 class Signals:
-    """SIGINT, SIGTERM and SIGHUP as something to look at between steps; another one, later, is obeyed at once."""
+    """Notes the first signal to stop, for the loop to look at between steps; a later one stops the run at once."""
 
     seen = 0
     _when = 0.0
@@ -73,7 +73,7 @@ class Signals:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How a run is carried out, which changes nothing of its outcome but rounding: where, and what is written."""
+    """How a run is carried out: where, and what it writes. Its outcome stays the same, up to rounding."""
 
     device: torch.device
     resume: bool = False  # go on from the folder's checkpoint, if there is one

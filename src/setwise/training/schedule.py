@@ -68,7 +68,7 @@ def epoch_order(samples: int, *, seed: int, epoch: int) -> Tensor:
 
 
 def view_start(recipe: Recipe, done: int, total: int) -> float:
-    """The share of training since which views have the size of the step that follows ``done`` of ``total`` others."""
+    """The share of training at which the views got the size that they have after ``done`` of ``total`` steps."""
     ends: tuple[float, ...] = recipe.views.options.get("until", ())  # a preset of your own may have no such field
     return max((end for end in ends if end <= done / total), default=0.0)
 
