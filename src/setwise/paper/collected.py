@@ -196,7 +196,7 @@ def _place(name: str, text: str) -> Place:
 
 
 def _changes(mine: Recipe, named: Recipe) -> list[str]:
-    """What differs from the named recipe beside the objective, in words; of a part of another name, from defaults."""
+    """What differs from the named recipe beside the objective, in words; a part of another name, from its defaults."""
     words, usual = [], flat(named.tree())
     for part, (registry, key) in CHOSEN.items():
         name, theirs = (getattr(getattr(one, part), "name", None) for one in (mine, named))  # a second encoder is rare
@@ -289,7 +289,10 @@ def probed(found: Sequence[Group]) -> list[Group]:
 
 
 def _chosen(base: str, term: str, runs: list[Run]) -> tuple[Row, str]:
-    """The weight with the best mean validation accuracy over the seeds that all weights have; the least of equals."""
+    """The row of the weight that is best on validation, the least of equals, and how it was chosen, in words.
+
+    Weights are compared by their mean accuracy over the seeds that all of them have.
+    """
     weights = sorted({run.place.weight for run in runs if run.place.weight is not None})
     if not weights:
         return Row(base, term), ""

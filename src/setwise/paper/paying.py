@@ -37,7 +37,7 @@ TABLED = (
 
 @dataclass(frozen=True, eq=False)
 class Gain:
-    """What a term adds at a level: on the seeds of the map, and, where that is a point, on others."""
+    """What a term adds at a level, on the map's seeds; a gain of a point or more is measured on other seeds, too."""
 
     level: Level
     term: str
