@@ -108,6 +108,6 @@ def recipe_of(data: str, point: Point) -> Recipe:
     temperature, share = TRIED[point.number - 1]
     changes = BASE | {TEMPERATURE: temperature, "data.validation": 0 if point.test else tuning.VALIDATION}
     if (weights := tuning.TERMS[point.term]) is not None:
-        weight = tuning.on_log_scale(*weights[:2], share)
+        weight = tuning.between(*weights[:2], share)
         changes["objective"] = objective_of(f"ablation/simclr-{point.term}", weight).tree()
     return recipe(f"released/{data}-conv4-simclr").changed(changes | dict(LEVELS[point.place].changes))

@@ -54,17 +54,17 @@ def trial(encoder: str, number: int) -> tuple[dict[str, Any], float]:
     if number == 1:
         return {}, 0.5
     t, lr, decay, width, weight = (radical_inverse(SKIP + number, base) for base in PRIMES)
-    changes: dict[str, Any] = {"objective.temperature": on_log_scale(0.05, 1.0, t)}
+    changes: dict[str, Any] = {"objective.temperature": between(0.05, 1.0, t)}
     if encoder == "conv4":
         changes |= {
-            "optimizer.lr": on_log_scale(3e-4, 1e-2, lr),
-            "optimizer.weight_decay": on_log_scale(1e-7, 1e-4, decay),
+            "optimizer.lr": between(3e-4, 1e-2, lr),
+            "optimizer.weight_decay": between(1e-7, 1e-4, decay),
             "head.hidden": (128, 256, 512, 1024)[int(4 * width)],
         }
     return changes, weight
 
 
-def on_log_scale(low: float, high: float, share: float) -> float:
+def between(low: float, high: float, share: float) -> float:
     """The number at ``share`` of the way from ``low`` to ``high`` on a logarithmic scale, to two digits."""
     return float(f"{low * (high / low) ** share:.2g}")
 
@@ -76,7 +76,7 @@ def tried(data: str, encoder: str, term: str, number: int) -> Recipe:
     start, weights = recipe(name), TERMS[term]
     if weights is not None:
         low, high, first = weights
-        weight = first if number == 1 else on_log_scale(low, high, share)
+        weight = first if number == 1 else between(low, high, share)
         start = start.changed({"objective": objective_of(f"ablation/simclr-{term}", weight).tree()})
     return start.changed(changes)
 
