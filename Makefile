@@ -36,7 +36,7 @@ docs: $(VENV)/.ready  ## the site, in site/; a warning is an error
 
 readme: $(VENV)/.ready  ## the numbers of README.md and docs/ from the records in results/
 	$(BIN)/python docs/readme.py
-	$(BIN)/python benchmarks/messages.py --page
+	$(BIN)/python benchmarks/scale.py
 
 bench: $(VENV)/.ready  ## ratios, all from one run
 	$(BIN)/python benchmarks/losses.py

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from setwise.bench.step import RECIPES, images, ours
+from setwise.bench.step import RECIPES, images, our_steps
 from setwise.bench.timing import milliseconds
 from setwise.kernels import conv, local
 from setwise.paper.recipes import recipe
@@ -74,7 +74,7 @@ def measure(name: str, way: str, device: torch.device) -> dict[str, float]:
         if way not in ("ours", "plain"):
             training.untrained = compiled
         data = images(50_000 // it.batch * it.batch)  # batches of one size: one compilation
-        step = statistics.median(ours(it, data, device, 2.0))
+        step = statistics.median(our_steps(it, data, device, 2.0))
         method = training.untrained(it, data, 1).to(device, memory_format=torch.channels_last).train()
         part = milliseconds(captured(part_of(method, it.batch, device)), device, 2.0)
         return {"part_ms": part, "step_ms": step}

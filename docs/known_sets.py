@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from paragraphs import markdown
 from sets_runs import (
     DATA,
     HARD,
@@ -21,13 +22,12 @@ from sets_runs import (
     from_to,
     gain,
     machines,
-    markdown,
     name,
     study,
     values,
 )
 from setwise.records.statistics import PairedDifference, mean_std, paired_difference
-from setwise.report.page import Panel, line_picture
+from setwise.report.picture import Panel, line_picture
 from setwise.report.tables import Cell, shown
 
 ENOUGH = 4  # sizes of sets that make a line

@@ -6,18 +6,16 @@ name in PLACES writes what stands between. Verdicts come from the records, so no
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import textwrap
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from known_sets import PICTURE, cost_of_sets, picture_of_sets, what_sets_say
+from paragraphs import bullets, markdown, part_of, picked, text
+from sentences import bitext, evidence_pairs, evidence_untuned, tally
 from sets_details import all_tables_of_sets
-from sets_runs import markdown
 from setwise.paper.ablation import ablation_answer, ablation_table, is_ablation
 from setwise.paper.claims import CLAIMS, claims, compared, counted, differences, surviving
 from setwise.paper.collected import Group, collect, groups, probed
@@ -29,10 +27,11 @@ from setwise.paper.reproduce import left_of_map
 from setwise.paper.spectra import looks_table
 from setwise.paper.tables import changes_table, paper_gain, paper_number
 from setwise.paper.tuned import settings, trials_table, tuned_answer, tuned_table
-from setwise.records.statistics import PairedDifference, mean_std, paired_difference
+from setwise.records.statistics import paired_difference
 from setwise.report.chart import Interval
-from setwise.report.page import interval_picture
-from setwise.report.tables import NONE, Cell, Table, shown
+from setwise.report.picture import interval_picture
+from setwise.report.tables import NONE, Cell, shown
+from speeds import evidence_large, fast, large_batches, speed, term_times
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
@@ -49,32 +48,9 @@ FILES = (
     "docs/terms.md",
 )
 PLACE = re.compile(r"(<!-- from results: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
-WIDTH = 128
 BASES = ("simclr", "sparseclr")
 USUAL = 3  # seeds
 Found = Sequence[Group]
-
-
-def picked(table: Table | None, *columns: str) -> list[list[str]]:
-    """Some columns of a table of the report, in words; empty cells where it lacks one."""
-    rows = [dict(zip(table.columns, table.words(row), strict=True)) for row in table.rows] if table else []
-    return [[row.get(name, NONE) for name in columns] for row in rows]
-
-
-def part_of(table: Table | None, *columns: str) -> str:
-    """Some columns of a table of the report, all if none are named."""
-    columns = columns or tuple(table.columns)
-    return markdown(columns, picked(table, *columns))
-
-
-def text(*sentences: str) -> str:
-    """A paragraph."""
-    return textwrap.fill(" ".join(filter(None, sentences)), WIDTH, break_long_words=False, break_on_hyphens=False)
-
-
-def bullets(*lines: str) -> str:
-    """A list."""
-    return "\n".join(f"- {line}" for line in lines)
 
 
 def tuned_gains(found: Found) -> str:
@@ -156,75 +132,6 @@ def gains_picture(found: Found) -> str:
     return interval_picture("What QARe adds, in points. Hollow: the paper", rows)
 
 
-def fast(found: Found) -> str:
-    """The speeds that matter most, in three lines."""
-    record, large = _bench("step-h200"), _bench("step-vit-s16-h200")["large"]["vit-s16"]["ways"]
-    conv, deep = (record["encoders"][name] for name in ("conv4", "resnet32"))
-    rows = [one for one in _bench("large-batches-h200")["rows"] if one["n"] == 65_536]
-    ms, memory = ({one["loss"]: one[what] for one in rows} for what in ("ms", "beyond_gradients"))
-    ours, theirs = (large[way]["images_per_second"] for way in ("setwise, compiled", "torch + torchvision"))
-    lines = bullets(
-        f"A step of SimCLR + QARe, {conv['batch']} images × 2 views: {conv['setwise_ms']:.2f} ms with Conv-4, "
-        f"{deep['setwise_ms']:.2f} ms with ResNet-32; a plain loop takes {conv['torchvision_ms']:.1f} and "
-        f"{deep['torchvision_ms']:.1f} ms.",
-        f"ViT-S/16 at 224 pixels: {ours:,.0f} images a second; the plain loop {theirs:,.0f}.",
-        f"InfoNCE of 65,536 rows: {ms['float16']:.0f} ms and {memory['float16'] / 2**20:.0f} MiB; with the "
-        f"whole matrix of scores {ms['stored']:.0f} ms and {memory['stored'] / 2**30:.0f} GiB; by the library inf_cl "
-        f"{ms['inf_cl']:.0f} ms.",
-    )
-    return f"{lines}\n\n(One H200; [more](docs/overview.md#how-fast).)"
-
-
-def speed(found: Found) -> str:
-    """What a training step takes, also of large networks, and how fast one's own images come to it."""
-    record = _bench("step-h200")
-    conv, deep, wide = (record["encoders"][name] for name in ("conv4", "resnet32", "resnet18"))
-    large = [_bench(f"step-{name}-h200")["large"][name]["ways"] for name in ("vit-s16", "resnet50")]
-    ours, theirs = (
-        " and ".join(f"{ways[way]['images_per_second']:,.0f}" for ways in large)
-        for way in ("setwise, compiled", "torch + torchvision")
-    )
-    decoding = _bench("decoding-16-cores")
-    shares = [100 * _bench(f"feeding-{size}-h200")["share"] for size in (64, 224)]
-    capped, free = (_bench(f"feeding-{name}-h200")["mapped"]["median_ms"] for name in ("capped", "uncapped"))
-    return text(
-        "On a GPU the whole step, views and loss included, is one captured graph. With QARe,",
-        f"{conv['batch']} images × 2 views take {conv['setwise_ms']:.2f} ms with Conv-4 and",
-        f"{deep['setwise_ms']:.2f} ms with ResNet-32 on an H200; a plain loop with torchvision's transforms in",
-        f"{record['workers']} workers takes {conv['torchvision_ms']:.1f} and {deep['torchvision_ms']:.1f} ms. An",
-        f"epoch of ResNet-18 on CIFAR-10, batch {wide['batch']}, takes {wide['epoch_seconds']:.1f} s (records in",
-        "`results/`). At 224 pixels ViT-S/16 and ResNet-50, compiled, train on",
-        f"{ours} images a second, the plain loop on {theirs}.",
-        f"{decoding['workers']} cores decode {decoding['images_per_second']['ours']:,.0f} JPEGs of 200 to 2,000 pixels",
-        f"a second, {decoding['ratio']:.1f} times as many as torchvision's ImageFolder.",
-        f"Steps from a file of decoded images run at {min(shares):.0f} % of the speed of steps from the GPU's memory;",
-        f"with 15 GB of images under a limit of 2 GiB of memory, at {100 * free / capped:.0f} % of that.",
-    )
-
-
-def large_batches(found: Found) -> str:
-    """Time, memory and error of losses of many rows."""
-    record = _bench("large-batches-h200")
-    errors: dict[tuple[str, int], list[float]] = {}
-    for one in record["errors"]:
-        errors.setdefault((one["loss"], one["n"]), []).append(one["error"])
-    columns = ("rows", "products, or what else", "time", "captured", "memory", "error")
-    rows: list[list[Cell]] = []
-    for one in record["rows"]:
-        captured = f"{one['captured_ms']:.2f} ms" if "captured_ms" in one else None
-        seconds = one["ms"] / 1e3
-        time = f"{seconds:.2f} s" if seconds >= 1 else f"{one['ms']:.{1 if one['ms'] > 10 else 2}f} ms"
-        found_errors = errors.get((one["loss"], one["n"]), [])
-        cells = (time, captured, f"{one['beyond_gradients'] / 2**20:,.0f} MiB")
-        rows.append([f"{one['n']:,}", one["loss"], *cells, " and ".join(f"{e:.0e}" for e in found_errors) or None])
-    return markdown(columns, rows) + f"\n\n{record['environment']['hardware']['name']}."
-
-
-def _bench(name: str) -> dict[str, Any]:
-    record: dict[str, Any] = json.loads((RESULTS / f"bench-{name}.json").read_text())
-    return record
-
-
 def counts(found: Found) -> str:
     """How many runs there are, of what."""
     runs, every = [run for group in found for run in group.runs], collect(RESULTS)[0]
@@ -275,30 +182,6 @@ def terms(found: Found) -> str:
     columns = ("loss", "QARe", "alignment gap", "structural difference")
     rows = [row for row in picked(differences(found), *columns) if set(row[2:]) != {NONE}]
     return markdown(columns, rows)
-
-
-def term_times(found: Found) -> str:
-    """What the set-level terms take on a CPU, and what the controls take both ways."""
-    record = _bench("terms-cpu")
-    times, both = record["times_s"], record["both_ways_s"]
-    names = [name for name in times[0] if name != "n"]
-    columns = ["forward and backward", *(f"N = {row['n']:,}" for row in times)]
-    rows = [[f"`{name}`", *(f"{1e3 * row[name]:.1f} ms" for row in times)] for name in names]
-    many = [row for row in both if row["n"] >= 2048]
-    most = {
-        name: max(row[f"{name}, sums"] / row[f"{name}, matrices"] for row in many)
-        for name in ("frobenius", "structural-difference")
-    }
-    shares = " and ".join(f"{100 * share:.0f} % for `{name}`" for name, share in most.items())
-    about = text(
-        f"Measured with E = {record['dimensions']}, float32, on one CPU thread of a machine that others used too",
-        "(`python benchmarks/terms.py`):",
-    )
-    sizes = "; ".join(f"N = {row['n']:,}, E = {row['e']}" for row in many)
-    sums = text(
-        f"Sums over items save time. They take at most this share of the time of N×N matrices: {shares} ({sizes})."
-    )
-    return f"{about}\n\n{markdown(columns, rows)}\n\n{sums}"
 
 
 def alone(found: Found) -> str:
@@ -366,52 +249,6 @@ def paying(found: Found) -> str:
     return "\n\n".join(filter(None, parts)) or text("Not run yet:", left_of_map("cifar10", RESULTS))
 
 
-BITEXT_TERMS = ("qare", "gap", "structural-difference")
-
-
-def recalls_of_pairs() -> dict[tuple[str, int, str], dict[int, float]]:
-    """Recall@1 in per cent by seed, of each (stage, number of pairs, term) of benchmarks/multi30k.py's study."""
-    recalls: dict[tuple[str, int, str], dict[int, float]] = {}
-    for run in json.loads((RESULTS / "multi30k.json").read_text()).values():
-        key = run["stage"], run["pairs"], run["term"]
-        recalls.setdefault(key, {})[run["seed"]] = 100 * run["final"]["recall1"]
-    return recalls
-
-
-def gains_of_terms(stage: str) -> dict[int, list[PairedDifference]]:
-    """What each term adds, by the number of pairs."""
-    recalls = recalls_of_pairs()
-    sizes = sorted({key[1] for key in recalls})
-    found = {
-        size: [paired_difference(recalls[stage, size, term], recalls[stage, size, "plain"]) for term in BITEXT_TERMS]
-        for size in sizes
-    }
-    return {size: [gain for gain in gains if gain is not None] for size, gains in found.items()}
-
-
-def tally(stage: str) -> tuple[int, int, int, PairedDifference]:
-    """In how many cases a term adds, in how many it takes, of how many; and the largest gain."""
-    gains = [gain for some in gains_of_terms(stage).values() for gain in some]
-    better, worse = sum((gain.low or 0) > 0 for gain in gains), sum((gain.high or 0) < 0 for gain in gains)
-    return better, worse, len(gains), max(gains, key=lambda gain: gain.mean)
-
-
-def bitext(found: Found) -> str:
-    """What set-level terms add to InfoNCE on pairs of sentences, untuned and tuned."""
-    recalls, parts = recalls_of_pairs(), []
-    stages = {"untuned": "Temperature 0.05, 20 epochs, nothing tuned", "tuned": "Each tuned in 24 trials"}
-    columns = ("pairs", "InfoNCE, recall@1", "+ QARe", "+ alignment gap", "+ structural difference")
-    for stage, about in stages.items():
-        better, worse, cases, largest = tally(stage)
-        words = f"{about}: a term adds in {better} and takes in {worse} of {cases} cases; at most {shown(largest)}."
-        rows: list[list[Cell]] = [
-            [f"{size:,}", mean_std([*recalls[stage, size, "plain"].values()]), *gains]
-            for size, gains in gains_of_terms(stage).items()
-        ]
-        parts += [text(words), markdown(columns, rows)]
-    return "\n\n".join(parts)
-
-
 def evidence_views(found: Found) -> str:
     """SimCLR with and without QARe, tuned and not."""
     return bullets(
@@ -438,28 +275,6 @@ def evidence_labels(found: Found) -> str:
     return text(f"{shown(known)} %, and SimCLR without labels {shown(unknown)} % ({group.setting}).")
 
 
-def evidence_pairs(size: int, found: Found) -> str:
-    """Recall on so many pairs of sentences, as it comes and tuned, and what the best term adds."""
-    recalls, lines = recalls_of_pairs(), []
-    for stage, words in (("untuned", "Temperature 0.05, 20 epochs"), ("tuned", "Each tuned in 24 trials")):
-        plain = mean_std([*recalls[stage, size, "plain"].values()])
-        best = max(gains_of_terms(stage)[size], key=lambda gain: gain.mean)
-        lines.append(
-            f"{words}: {size:,} pairs give {shown(plain)} %; "
-            f"the best of {len(BITEXT_TERMS)} terms {'adds' if best.mean > 0 else 'changes it by'} {shown(best)}."
-        )
-    return bullets(*lines)
-
-
-def evidence_untuned(found: Found) -> str:
-    """How often a term adds on sentences, untuned and tuned."""
-    (better, worse, cases, _), (later, spoils, _, _) = tally("untuned"), tally("tuned")
-    return text(
-        f"On sentences a term adds in {better} and takes in {worse} of {cases} cases if nothing is tuned. If all is,",
-        f"it adds in {later} and takes in {spoils}.",
-    )
-
-
 def evidence_matching(found: Found) -> str:
     """What QARe adds to InfoNCE where sets are matched."""
     matching = [
@@ -467,16 +282,6 @@ def evidence_matching(found: Found) -> str:
     ]
     return bullets(
         *(f"{where}: {shown(gain)} points, {gain.n} seeds." for where, row, gain in matching if row.base == "infonce")
-    )
-
-
-def evidence_large(found: Found) -> str:
-    """Time and memory of InfoNCE of many rows."""
-    rows = {one["loss"]: one for one in _bench("large-batches-h200")["rows"] if one["n"] == 65_536}
-    ours, stored = ((rows[way]["ms"], rows[way]["beyond_gradients"]) for way in ("float16", "stored"))
-    return text(
-        f"65,536 rows take {ours[0]:.0f} ms and {ours[1] / 2**20:.0f} MiB; with the whole matrix of scores",
-        f"{stored[0]:.0f} ms and {stored[1] / 2**30:.0f} GiB.",
     )
 
 
@@ -530,20 +335,28 @@ def safe(found: Found) -> str:
     return text(*(sweep_answer(sweep) for group in probed(found) for sweep in sweeps(group)))
 
 
-NAMED = (
-    *(short_answer, answer, fast, speed, counts, later, terms, term_times, alone, weight, ablation, tuned, bitext),
-    *(evidence_views, evidence_untuned, evidence_labels, evidence_false_negatives, evidence_matching, evidence_large),
-    *(large_batches, spectrum, changes, missing, safe),
+FROM_RUNS = (
+    *(short_answer, answer, counts, later, terms, alone, weight, ablation, tuned, spectrum, changes, missing, safe),
+    *(evidence_views, evidence_labels, evidence_false_negatives, evidence_matching),
 )
+FROM_OTHER_RECORDS = (fast, speed, term_times, bitext, evidence_untuned, evidence_large, large_batches)
+
+
+def place(function: Callable[..., str]) -> str:
+    """The name of the place that a function fills."""
+    return function.__name__.replace("_", "-")
+
+
 PLACES: dict[str, Callable[[Found], str]] = {
-    **{function.__name__.replace("_", "-"): function for function in NAMED},
+    **{place(function): function for function in FROM_RUNS},
+    **{place(function): lambda _, write=function: write() for function in FROM_OTHER_RECORDS},
     **{key: partial(one_claim, key) for key in CLAIMS},
     "claims": all_claims,
     "helps": helps,
     "map": paying,
     "sets": known_sets,
-    "evidence-pairs": partial(evidence_pairs, 29_000),
-    "evidence-few-pairs": partial(evidence_pairs, 1_000),
+    "evidence-pairs": lambda _: evidence_pairs(29_000),
+    "evidence-few-pairs": lambda _: evidence_pairs(1_000),
     "evidence-sets": evidence_sets,
     "sets-all": all_sets,
 }

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sets_runs import HARD, ONE, QUADRATIC, SAME, WAYS, Row, Study, Ways, from_to, gain, machines, markdown, name, study
+from paragraphs import markdown
+from sets_runs import HARD, ONE, QUADRATIC, SAME, WAYS, Row, Study, Ways, from_to, gain, machines, name, study
 from sets_runs import values as values_of
 from setwise.records.statistics import mean_std
 from setwise.report.tables import Cell

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from setwise.records.statistics import PairedDifference, paired_difference
-from setwise.report.tables import Cell, shown
 
 DATA = {
     "en-de-few": "English–German",
@@ -116,9 +115,3 @@ def machines(runs: Iterable[dict[str, Any]]) -> str:
     """Where the runs ran."""
     devices = {run["device"] for run in runs}
     return ", ".join(sorted(device if "NVIDIA" in device else f"CPU, {device}" for device in devices))
-
-
-def markdown(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
-    """A table."""
-    lines = [columns, ["---"] * len(columns), *([shown(cell) for cell in row] for row in rows)]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -293,6 +293,18 @@ def test_recipes_say_what_there_is_to_choose_from(capsys):
     names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     assert "paper/digits-conv4-simclr-qare" in names
     assert all("digits-conv4-simclr" in name for name in names)
+    for letters in ("paper", "digits", "cifar10", "e"):  # too many to list: how their names are put together
+        main(["recipes", letters])
+        names = []
+        for line in capsys.readouterr().out.splitlines()[2:]:
+            if found := re.match(r"(\S+): \d+ recipes", line):
+                names.append(found[1])
+            elif line.startswith("  "):
+                word, *values = line.replace(",", "").split()
+                names = [name.replace(word, x) for name in names for x in (values if word in name else [""])]
+            elif line:
+                names.append(line.split()[0])
+        assert sorted(names) == sorted(name for name in CELLS if letters in name)
     with pytest.raises(SystemExit, match="got 'nothing'"):
         main(["recipes", "nothing"])
     with pytest.raises(SystemExit, match="got 'encoder'.*'encoders'"):
@@ -395,7 +407,7 @@ def test_bench_step_measures_a_step_with_and_without_qare(tmp_path, capsys, monk
 def test_bench_step_measures_other_methods(tmp_path, monkeypatch):
     met = []
     monkeypatch.setattr("setwise.bench.step.epoch_seconds", lambda recipe, data, device: met.append(recipe) or 0.5)
-    monkeypatch.setattr("setwise.bench.step.ours", lambda *given: [1.0])
+    monkeypatch.setattr("setwise.bench.step.our_steps", lambda *given: [1.0])
     command = ["bench", "step", "--encoders", "conv4", "matching", "--device", "cpu", "--seconds", "0", "--methods"]
     main([*command, "--no-compare", "--out", str(tmp_path)])
     rows = json.loads((tmp_path / "bench-step.json").read_text())["encoders"]
@@ -427,7 +439,7 @@ def test_bench_step_counts_images_and_operations_of_large_networks(tmp_path, mon
         met.append((recipe.parts, compile, tuple(data.images.shape)))
         return [2.0]
 
-    monkeypatch.setattr("setwise.bench.step.ours", ours)
+    monkeypatch.setattr("setwise.bench.step.our_steps", ours)
     command = ["bench", "step", "--encoders", "vit-s16", "--device", "cpu", "--seconds", "0.05", "--no-compare"]
     main([*command, "--out", str(tmp_path)])
     record = json.loads((tmp_path / "bench-step.json").read_text())

@@ -6,7 +6,7 @@ import fcntl
 import pytest
 from filelock import FileLock
 
-from setwise.locks import Taken, locked
+from setwise.locks import LockTaken, locked
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def no_flock(monkeypatch):
 def test_one_at_a_time(tmp_path):
     path = tmp_path / ".lock"
     with locked(path, option="--out"):
-        with pytest.raises(Taken, match="another process") as error, locked(path, option="--out"):
+        with pytest.raises(LockTaken, match="another process") as error, locked(path, option="--out"):
             pass
         assert "remove" not in str(error.value), "the system frees it"
     with FileLock(path, timeout=0):

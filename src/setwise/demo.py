@@ -22,7 +22,7 @@ from setwise.assignment import matching_accuracy
 from setwise.data import load, matched_halves
 from setwise.data.collection import collect
 from setwise.evaluation.embedding import embed as embed_images
-from setwise.locks import Taken, locked
+from setwise.locks import LockTaken, locked
 from setwise.losses.modules import AssignmentLoss
 from setwise.losses.presets import presets
 from setwise.paper.recipes import recipe
@@ -282,5 +282,5 @@ def _folder(out: Path) -> Iterator[None]:
                     with contextlib.suppress(OSError):  # someone keeps a file there
                         folder.rmdir()
             yield
-    except Taken as error:
+    except LockTaken as error:
         raise ValueError(f"expected {out} for this demo alone, but {error}; give another --out") from error

@@ -11,7 +11,7 @@ from tempfile import TemporaryFile
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
-class Taken(ValueError):
+class LockTaken(ValueError):
     """Another process holds the lock, or the lock is another user's."""
 
 
@@ -19,9 +19,9 @@ class Taken(ValueError):
 def locked(path: Path, *, option: str, wait: bool = False) -> Iterator[None]:
     """Hold the lock of the file ``path``, in a folder that is there, until the block ends.
 
-    Without ``wait`` a lock that another holds raises ``Taken``. A file system without locks raises an OSError, which
-    says by which ``option`` to give another place. (filelock would take a file that merely exists for a lock there,
-    and one that a killed process left would block for ever.)
+    Without ``wait`` a lock that another holds raises ``LockTaken``. A file system without locks raises an OSError,
+    which says by which ``option`` to give another place. (filelock would take a file that merely exists for a lock
+    there, and one that a killed process left would block for ever.)
     """
     from filelock import FileLock, Timeout
 
@@ -30,9 +30,9 @@ def locked(path: Path, *, option: str, wait: bool = False) -> Iterator[None]:
     try:
         lock.acquire()
     except Timeout as error:
-        raise Taken(f"another process is at work there and holds {path.name}") from error
+        raise LockTaken(f"another process is at work there and holds {path.name}") from error
     except PermissionError as error:
-        raise Taken(f"{path} cannot be opened: {error.strerror}; it may be another user's") from error
+        raise LockTaken(f"{path} cannot be opened: {error.strerror}; it may be another user's") from error
     try:
         yield
     finally:

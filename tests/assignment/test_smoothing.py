@@ -16,7 +16,7 @@ from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 
 from setwise.assignment import assignment_maximum, row_maximum, sparsemax
-from setwise.assignment.smoothing import _reached, _unwatched_hull_maximum
+from setwise.assignment.hull import _reached, unwatched_hull_maximum
 
 NO = -math.inf
 
@@ -118,7 +118,7 @@ def test_hull_solvers_converge_at_any_size_and_scale(smoothing, forbidden, scale
 
 
 def test_a_hull_solver_that_runs_out_of_steps_says_so(monkeypatch):
-    monkeypatch.setattr("setwise.assignment.smoothing.NEWTON_STEPS", 1)
+    monkeypatch.setattr("setwise.assignment.hull.NEWTON_STEPS", 1)
     assert not assignment_maximum(theta(30, scale=3), smoothing="sparsemap").converged
 
 
@@ -196,7 +196,7 @@ def test_the_relaxed_maximum_that_nothing_waits_for(t, device):
     else:
         expected = assignment_maximum(t, smoothing="sinkhorn")
         plan, value = expected.argmax, expected.value
-    best = _unwatched_hull_maximum(t.to(device))
+    best = unwatched_hull_maximum(t.to(device))
     torch.testing.assert_close(best.value.cpu(), value, rtol=1e-7, atol=1e-7)
     torch.testing.assert_close(best.argmax.cpu(), plan, rtol=0, atol=1e-7)
 
@@ -258,7 +258,7 @@ def test_where_values_are_not_looked_at_nan_comes_out(device, smoothing, value):
 @pytest.mark.parametrize("width", [1, 7, 300])
 def test_sparsemax_equals_entmax(monkeypatch, width):
     """By passes, eager, and by sorting, compiled; rows with ties, of one choice, of all, that take many passes."""
-    monkeypatch.setattr("setwise.assignment.smoothing.CACHED_SCORES", 3 * width)  # three rows at a time
+    monkeypatch.setattr("setwise.assignment.rows.CACHED_SCORES", 3 * width)  # three rows at a time
     t = theta(8, width)
     t[1], t[2], t[3] = 0.5, 100 * t[2], 1e-6 * t[3]
     t[4] = -(0.6 ** torch.arange(width))

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.autograd.functional import hvp, jacobian, jvp, vhp, vjp
 
 import setwise as sw
-from setwise.assignment.smoothing import ASSIGNMENT_SMOOTHINGS, ROW_SMOOTHINGS, _subsets
+from setwise.assignment.rows import ROW_SMOOTHINGS
+from setwise.assignment.smoothing import ASSIGNMENT_SMOOTHINGS, _subsets
 from setwise.assignment.spectrum import _random_block
 from setwise.losses.combined import Function, WeightedTerms
 from setwise.losses.controls import FrobeniusProduct, StructuralDifference

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import setwise as sw
-from setwise.assignment.smoothing import row_maximum
+from setwise.assignment.rows import row_maximum
 from setwise.losses import structured
 
 LOSSES = {

@@ -225,7 +225,9 @@ def test_rows_of_one_set_share_what_is_known(term):
         torch.testing.assert_close(method(batch_of(alone))["loss"], clip_loss(z_a, z_b, 0.2))
 
 
-def test_the_loss_has_the_sets_of_its_batch(registries):
+@pytest.fixture
+def seen(registries):
+    """The sets that a loss named "own" was called with."""
     seen = []
 
     @sw.register.loss("own", about="A test's.")
@@ -234,6 +236,10 @@ def test_the_loss_has_the_sets_of_its_batch(registries):
             seen.append(sets)
             return (z_a - z_b).square().mean()
 
+    return seen
+
+
+def test_the_loss_has_the_sets_of_its_batch(seen):
     pairs = in_sets()
     recipe = recipe_of(encoder="mlp", second_encoder="bag", objective={"loss": "own"})
     engine = trained(recipe, pairs)
@@ -255,15 +261,7 @@ def test_the_loss_has_the_sets_of_its_batch(registries):
 
 
 @pytest.mark.parametrize(("anneal", "first"), [(0.5, 3), (0.0, 0), (0.7, 5), (1.0, 6)])
-def test_the_truth_changes_when_its_share_of_training_is_done(registries, anneal, first):
-    seen = []
-
-    @sw.register.loss("own", about="A test's.")
-    class Own(torch.nn.Module):
-        def forward(self, z_a, z_b, sets):
-            seen.append(sets)
-            return (z_a - z_b).square().mean()
-
+def test_the_truth_changes_when_its_share_of_training_is_done(seen, anneal, first):
     method = {"name": "pairs", "truth": "one-to-one", "anneal": anneal}
     trained(recipe_of(encoder="mlp", second_encoder="bag", objective={"loss": "own"}, method=method), in_sets())
     assert [sw.Sets(*sets).truth for sets in seen] == ["same"] * first + ["one-to-one"] * (6 - first)

@@ -22,7 +22,7 @@ from setwise.paper.report import report
 from setwise.paper.reproduce import left_of_map, run_steps
 from setwise.paper.tuned import settings
 from setwise.recipe import flat
-from setwise.report.page import interval_picture
+from setwise.report.picture import interval_picture
 
 MEASURES = ("probe_accuracy", *(level.measure for level in LEVELS.values() if level.factor == "kNN of features"))
 BEST = {"plain": 2, "qare": 4, "gap": 1, "control": 5}

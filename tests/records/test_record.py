@@ -36,17 +36,6 @@ def test_a_record_of_every_version_has_its_place(tmp_path, file):
     assert run.measure("missing") is None
 
 
-def test_compact_makes_small_files_of_the_first_format_and_leaves_others(tmp_path):
-    first, second = (shutil.copy(RELEASED / f"record-{i}.json", tmp_path / f"seed-{i}.json") for i in (1, 2))
-    (tmp_path / "notes.json").write_text("[]")
-    before, kept = records.read(first), second.read_bytes()
-    assert records.compact(tmp_path) == 1
-    assert records.read(first) == before == json.loads(first.read_text())
-    assert first.stat().st_size < (RELEASED / "record-1.json").stat().st_size
-    assert second.read_bytes() == kept
-    assert records.compact(tmp_path) == 0
-
-
 def test_reports_of_both_formats_are_the_same(tmp_path, monkeypatch):
     pages, asked = [], []
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda *, group: asked.append(group) or ())

@@ -157,9 +157,8 @@ def test_what_is_held_out_and_what_is_trained_on(tsv):
             pair_data(recipe.changed(changes), None)
 
 
-def test_a_stopped_run_ends_as_if_it_had_not(tsv, tmp_path, monkeypatch):
-    learn = {"method.learn_temperature": True, "terms": [{"term": "gap", "weight": 3.0}], "epochs": 2}
-    pretrain = partial(sw.pretrain, tsv, changes=SMALL | learn, device="cpu", resume=True)
+def stop_and_resume(pretrain, tmp_path):
+    """A run that a signal stops in its second epoch, and that goes on; it ends as one that nothing stopped."""
     whole = pretrain(out=tmp_path / "whole")
     step = Engine.step
 
@@ -168,7 +167,7 @@ def test_a_stopped_run_ends_as_if_it_had_not(tsv, tmp_path, monkeypatch):
         if (engine.epoch, engine.step_in_epoch) == (1, 2):
             os.kill(os.getpid(), signal.SIGTERM)
 
-    with monkeypatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Engine, "step", stopping)
         with pytest.raises(Interrupted):
             pretrain(out=tmp_path / "stopped")
@@ -177,6 +176,13 @@ def test_a_stopped_run_ends_as_if_it_had_not(tsv, tmp_path, monkeypatch):
     mine, theirs = (checkpoint.load(tmp_path / name).tensors for name in ("whole", "stopped"))
     assert mine.keys() == theirs.keys()
     assert all(torch.equal(x, theirs[name]) for name, x in mine.items())
+    return found
+
+
+def test_a_stopped_run_ends_as_if_it_had_not(tsv, tmp_path):
+    learn = {"method.learn_temperature": True, "terms": [{"term": "gap", "weight": 3.0}], "epochs": 2}
+    pretrain = partial(sw.pretrain, tsv, changes=SMALL | learn, device="cpu", resume=True)
+    stop_and_resume(pretrain, tmp_path)
     with pytest.raises(ValueError, match="expected the checkpoint .* data.ngrams"):
         sw.pretrain(tsv, changes=SMALL | learn | {"data.ngrams": "2"}, out=tmp_path / "whole", resume=True)
 
@@ -284,22 +290,7 @@ def test_no_image_is_on_both_sides_of_the_split(photos):
 def test_a_stopped_run_on_several_captions_ends_as_if_it_had_not(photos, tmp_path):
     changes = {"encoder": "conv4", "epochs": 2, "batch": 16}
     pretrain = partial(sw.pretrain, photos, changes=changes, device="cpu", resume=True)
-    whole = pretrain(out=tmp_path / "whole")
-    step = Engine.step
-
-    def stopping(engine):
-        step(engine)
-        if (engine.epoch, engine.step_in_epoch) == (1, 2):
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Engine, "step", stopping)
-        with pytest.raises(Interrupted):
-            pretrain(out=tmp_path / "stopped")
-    found = pretrain(out=tmp_path / "stopped")
-    assert found.record["final"] == whole.record["final"]
-    mine, theirs = (checkpoint.load(tmp_path / name).tensors for name in ("whole", "stopped"))
-    assert all(torch.equal(x, theirs[name]) for name, x in mine.items())
+    found = stop_and_resume(pretrain, tmp_path)
     z_a, z_b = found.embed_pairs(photos, device="cpu")
     assert len(z_a) == len(z_b) == 120, "row by row"
     plain = replace(sw.data.load_pairs(photos), labels=None)
@@ -410,22 +401,7 @@ def test_a_stopped_run_on_sets_ends_as_if_it_had_not(documents, tmp_path, anneal
     if anneal is not None:
         changes |= {"method.truth": "one-to-one", "method.anneal": anneal, "method.price": -0.1}
     pretrain = partial(sw.pretrain, documents, changes=changes, device="cpu", resume=True)
-    whole = pretrain(out=tmp_path / "whole")
-    step = Engine.step
-
-    def stopping(engine):
-        step(engine)
-        if (engine.epoch, engine.step_in_epoch) == (1, 2):
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Engine, "step", stopping)
-        with pytest.raises(Interrupted):
-            pretrain(out=tmp_path / "stopped")
-    found = pretrain(out=tmp_path / "stopped")
-    assert found.record["final"] == whole.record["final"]
-    mine, theirs = (checkpoint.load(tmp_path / name).tensors for name in ("whole", "stopped"))
-    assert all(torch.equal(x, theirs[name]) for name, x in mine.items())
+    stop_and_resume(pretrain, tmp_path)
 
 
 @pytest.mark.parametrize("count", [1, 2])

@@ -66,7 +66,7 @@ def test_support_and_classes_of_sparseclr_against_entmax():
     np.fill_diagonal(p, 0)
     same = (labels[:, None] == labels).numpy() & ~np.eye(n, dtype=bool)
     loss = sw.SparseCLR(candidates="cross", temperature=0.25)
-    found = structure.looked_at(*structure.negative_weights(loss, z_a, z_b), labels)
+    found = structure.weight_statistics(*structure.negative_weights(loss, z_a, z_b), labels)
     assert found["negatives"] == n - 1
     assert found["support"] == pytest.approx((p > 0).sum() / n, rel=1e-4)
     assert found["same_class_weight"] == pytest.approx(p[same].sum() / p.sum(), rel=1e-4)

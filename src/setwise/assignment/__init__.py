@@ -2,7 +2,8 @@
 
 from setwise.assignment.linear import matching_accuracy, solve_linear
 from setwise.assignment.quadratic import QuadraticSolution, quadratic_objective, solve_quadratic
-from setwise.assignment.smoothing import Maximum, assignment_maximum, row_maximum, sparsemax
+from setwise.assignment.rows import Maximum, row_maximum, sparsemax
+from setwise.assignment.smoothing import assignment_maximum
 from setwise.assignment.spectrum import spectral_bounds
 
 __all__ = [

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from setwise.checks import check_embeddings, check_matrix
+from setwise.kernels.assign import best_inside
 from setwise.similarity import Similarity, check_similarity, scores
 
 
@@ -51,6 +52,13 @@ def solve_linear(cost: Tensor, *, maximize: bool = False) -> Tensor:
             which = f"cost, problem {k}," if batch else "cost"
             raise ValueError(f"expected {which} {_refusal(problem, forbidden)}") from error
     return columns.reshape(*batch, n).to(cost.device)
+
+
+def columns_on_device(theta: Tensor) -> Tensor:
+    """The column of each row of θ [N, M], N <= M, in the assignment of the largest sum; a GPU is not waited for."""
+    one_set = [torch.zeros(size, dtype=torch.int64, device=theta.device) for size in theta.shape]
+    found = best_inside(theta, *one_set) if theta.is_cuda else None
+    return solve_linear(theta, maximize=True) if found is None else found[0]
 
 
 def _refusal(cost: NDArray[Any], forbidden: float) -> str:

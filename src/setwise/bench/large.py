@@ -50,7 +50,7 @@ def measure(
     recipe: Recipe,
     data: ImageSet,
     device: torch.device,
-    ours: Callable[..., list[float]],
+    our_steps: Callable[..., list[float]],
     *,
     seconds: float,
     workers: int | None,
@@ -62,10 +62,10 @@ def measure(
     are those of a plain step: what parts compute twice counts once.
     """
     ways: dict[str, Callable[[], float]] = {
-        "setwise": lambda: statistics.median(ours(recipe, data, device, seconds)),
-        "setwise, compiled": lambda: statistics.median(ours(recipe, data, device, seconds, compile=True)),
+        "setwise": lambda: statistics.median(our_steps(recipe, data, device, seconds)),
+        "setwise, compiled": lambda: statistics.median(our_steps(recipe, data, device, seconds, compile=True)),
         f"setwise, compiled, {PARTS} parts": lambda: statistics.median(
-            ours(replace(recipe, parts=PARTS), data, device, seconds, compile=True)
+            our_steps(replace(recipe, parts=PARTS), data, device, seconds, compile=True)
         ),
         "plain torch, nothing loaded": lambda: plain_network(recipe, data, device, seconds),
     }

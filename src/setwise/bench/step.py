@@ -51,12 +51,12 @@ def images(count: int = IMAGES, size: int = SIZE) -> ImageSet:
     return ImageSet("random", "train", pixels, labels, names, (0.491, 0.482, 0.447), (0.247, 0.243, 0.262))
 
 
-def material(recipe: Recipe, count: int = IMAGES) -> ImageSet | MatchedSet:
+def random_data(recipe: Recipe, count: int = IMAGES) -> ImageSet | MatchedSet:
     """What the recipe trains on: random images, or their halves."""
     return matched_halves(images(count)) if recipe.matched else images(count)
 
 
-def ours(
+def our_steps(
     recipe: Recipe,
     data: ImageSet | MatchedSet,
     device: torch.device,
@@ -94,7 +94,7 @@ def _steps(engine: Engine, count: int, epoch: int = 0) -> None:
 def _worker(name: str, device: str, seconds: float, barrier: Any, results: Any) -> None:
     share_device(barrier.parties if processes_share() else 1)
     recipe = find(name)
-    engine = Engine(recipe, material(recipe), seed=os.getpid() % 1000, device=torch.device(device))
+    engine = Engine(recipe, random_data(recipe), seed=os.getpid() % 1000, device=torch.device(device))
     _steps(engine, WARM_UP)
     for epoch in range(2):  # the last, smaller batch is captured when it comes again
         engine.begin(epoch, engine.steps - 1)
@@ -158,17 +158,17 @@ def run(
         if encoder in large.RECIPES:
             many = images(large.IMAGES, large.SIZE)
             options: Any = {"seconds": seconds, "workers": workers if compare else None, "console": console}
-            measured = large.measure(large.RECIPES[encoder], many, device, ours, **options)
+            measured = large.measure(large.RECIPES[encoder], many, device, our_steps, **options)
             record.setdefault("large", {})[encoder] = measured
             continue
         recipe = find(RECIPES[encoder])
-        data = material(recipe, IMAGES if device.type == "cuda" else 2000)
+        data = random_data(recipe, IMAGES if device.type == "cuda" else 2000)
         plain = recipe.changed({"terms": [], "objective.weight": 1.0})
         row: dict[str, Any] = {"recipe": RECIPES[encoder], "batch": recipe.batch}
-        row["setwise_ms"] = statistics.median(ours(recipe, data, device, seconds))
-        row["without_qare_ms"] = statistics.median(ours(plain, data, device, seconds))
+        row["setwise_ms"] = statistics.median(our_steps(recipe, data, device, seconds))
+        row["without_qare_ms"] = statistics.median(our_steps(plain, data, device, seconds))
         if device.type == "cuda":
-            row["not_captured_ms"] = statistics.median(ours(recipe, data, device, seconds, capture=False))
+            row["not_captured_ms"] = statistics.median(our_steps(recipe, data, device, seconds, capture=False))
         if compare and isinstance(data, ImageSet):
             try:
                 row["torchvision_ms"] = plain_loop(recipe, data, device, seconds, workers)

@@ -29,19 +29,25 @@ def _all_options(command: str) -> type:
 
     names = [name for name, cell in CELLS.items() if (cell.kind == "matching") == (command == "match")]
     hints = typing.get_type_hints(Options, include_extras=True)
-    columns: list[tuple[str, Any, Any]] = [("recipe", Literal[(*names,)], field(default=names[0]))]
+    columns: list[tuple[str, Any, Any]] = [("recipe", _brief(Literal[(*names,)]), field(default=names[0]))]
     columns += [(one.name, hints[one.name], field(default=one.default)) for one in fields(Options)[1:]]
     loggers: Any = Literal[(*register.logger,)]
-    columns.append(("logger", tuple[loggers, ...], field(default=())))
-    columns.append(("term", str, field(default="")))
+    columns.append(("logger", _brief(tuple[loggers, ...]), field(default=())))
+    columns.append(("term", _brief(str, "a set-level term and its weight"), field(default="")))
     options = {one.option: one for one in describe(recipe(DEFAULT_RECIPE[command]))}
     deepest = sorted(options, key=lambda option: -option.count("."))
     ends = {f"--{option.rpartition('.')[2]}": options[option] for option in deepest if "." in option}
     for i, (option, one) in enumerate((ends | options).items()):
         kind: Any = bool if one.flag else Literal[one.choices] if one.choices else str
-        name = tyro.conf.arg(name=option.removeprefix("--"), help=one.about)
         default = False if one.flag else one.choices[0] if one.choices else ""
-        columns.append((f"field{i}", Annotated[kind, name], field(default=default)))
+        about = "" if one.choices else one.about
+        columns.append((f"field{i}", _brief(kind, about, name=option.removeprefix("--")), field(default=default)))
     made: type = make_dataclass("AllOptions", columns, frozen=True)
     made.__doc__ = ABOUT[command]
     return made
+
+
+def _brief(kind: Any, about: str = "", *, name: str | None = None) -> Any:
+    """An option without its default and a list of its choices: the shell offers these, and a script has them once."""
+    metavar = "VALUE" if about else ""
+    return Annotated[kind, tyro.conf.arg(name=name, help=about, metavar=metavar, help_behavior_hint="")]

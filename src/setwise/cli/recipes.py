@@ -1,10 +1,16 @@
 """`setwise recipes`."""
 
-from typing import Annotated
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from math import prod
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from setwise.cli.options import Use
+
+if TYPE_CHECKING:
+    from setwise.paper.recipes import Cell
 
 FAMILIES = """\
 Recipes have names. `setwise recipes NAME` prints one as a file, `setwise pretrain --recipe NAME` trains by it.
@@ -33,6 +39,8 @@ KINDS = {
     "loggers": ("logger", "--logger"),
 }
 EXAMPLES = 4  # of a kind's names, on the first screen
+MOST, FEW = 24, 4  # recipes that are listed one by one, alone and among others
+PARTS = ("DATA", "ENCODER", "METHOD")  # of a recipe's name
 
 
 def recipes(
@@ -67,9 +75,33 @@ def recipes(
             print(f"  {entry.name:24} {entry.about}")
     elif name in paper.CELLS:
         print(to_toml(paper.recipe(name).tree()), end="")
-    elif matches := [one for one in paper.CELLS if name.lower() in one]:
-        print("\n".join(f"{one:44} {paper.recipe(one).about}" for one in matches))
+    elif matches := [cell for one, cell in paper.CELLS.items() if name.lower() in one]:
+        print("\n".join(_lines(matches) if len(matches) <= MOST else _families(matches)))
     elif near := nearest(name, KINDS):
         raise ValueError(f"expected a kind of part or the name of a recipe, got {name!r}{near}")
     else:
         paper.recipe(name)  # raises, with the nearest names
+
+
+def _lines(cells: Sequence["Cell"]) -> Iterator[str]:
+    """What each recipe stands for."""
+    for cell in cells:
+        yield f"{cell.name:44} {cell.recipe().about}"
+
+
+def _families(cells: Sequence["Cell"]) -> Iterator[str]:
+    """How the names of many recipes are put together."""
+    example = f"`setwise recipes {cells[0].form}/{'-'.join(cells[0].parts[:2])}`"
+    yield f"{len(cells)} recipes. More letters of a name find fewer, each with what it stands for: {example}"
+    families = defaultdict(list)
+    for cell in cells:
+        families[cell.form, cell.kind].append(cell)
+    for (form, _), members in families.items():
+        parts = [[*dict.fromkeys(part)] for part in zip(*(cell.parts for cell in members), strict=True)]
+        yield ""
+        if len(members) <= FEW or len(members) != prod(map(len, parts)):  # not every part goes with every other
+            yield from _lines(members)
+            continue
+        words = [part[0] if len(part) == 1 else word for word, part in zip(PARTS, parts, strict=True)]
+        yield f"{form}/{'-'.join(words)}: {len(members)} recipes"
+        yield from (f"  {word:8} {', '.join(part)}" for word, part in zip(PARTS, parts, strict=True) if len(part) > 1)

@@ -18,7 +18,7 @@ from setwise.data.formats import cuhk03, folder
 from setwise.data.formats.decode import quiet_pillow, read_image, reason
 from setwise.data.formats.listing import SPLITS, has_train, list_split
 from setwise.data.loading import has_test_split, load, source_of
-from setwise.data.workers import CHUNK, Died, Place, Workers, chunks, processors
+from setwise.data.workers import CHUNK, Place, WorkerDied, Workers, chunks, processors
 
 # Images, a multiple of CHUNK; the same on every device: a batch has the same images when the work is resumed.
 BATCH = 128
@@ -69,7 +69,7 @@ class Collection:
                     if first % BATCH == 0 or first == len(self):
                         yield torch.cat(images), broken
                         images, broken = [], ()
-        except Died as death:
+        except WorkerDied as death:
             names = ", ".join(self.files[row] for row in death.files)
             raise DataError(
                 f"expected whole images, got a process that died ({death}) at one of these: {names}"

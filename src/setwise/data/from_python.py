@@ -69,7 +69,7 @@ def from_images(
             shown = "\n".join(f"  {images[k]}: {why}" for k, why in found.broken)
             raise DataError(f"expected whole images, got {len(found.broken):,} that cannot be read:\n{shown}")
         paths = tuple(os.fspath(images[k]) for k in found.whole)
-        labels = None if labels is None else _at(list(labels), found.whole, len(files))
+        labels = None if labels is None else _labels_at(list(labels), found.whole, len(files))
         pixels, elsewhere = found.images, found.pixels
     else:
         with quiet_pillow():
@@ -135,7 +135,7 @@ def _pillow(item: Any) -> tuple[Any, int | str | None]:
     return Image.fromarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0)), label
 
 
-def _at(labels: list[int | str], rows: list[int], count: int) -> list[int | str]:
+def _labels_at(labels: list[int | str], rows: list[int], count: int) -> list[int | str]:
     if len(labels) != count:
         raise ValueError(f"expected a label for each of {count} images, got {len(labels)}")
     return [labels[k] for k in rows]

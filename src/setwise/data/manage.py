@@ -17,9 +17,9 @@ from setwise.data.installing import check, fetch
 from setwise.data.loading import load, load_pairs, source_of
 from setwise.data.pairs import PairSet
 from setwise.data.root import root_of
-from setwise.data.store import Kept, all_kept, remove
+from setwise.data.store import DecodedFolder, all_kept, remove
 from setwise.data.survey import survey
-from setwise.locks import Taken
+from setwise.locks import LockTaken
 from setwise.terminal import visible
 
 
@@ -33,7 +33,8 @@ def show_list(root: Path | None) -> None:
     for name, entry in register.data.items():
         size, here = "-", "yes"
         if name in PUBLISHED:
-            size, here = f"{PUBLISHED[name].download / MB:.0f} MB", _here(PUBLISHED[name].installed(where), where)
+            size = f"{PUBLISHED[name].download / MB:.0f} MB"
+            here = _place_in_words(PUBLISHED[name].installed(where), where)
         table.add_row(name, visible(entry.about), size, visible(here))
     console = Console(markup=False, emoji=False)
     console.print(table)
@@ -51,17 +52,17 @@ def clean_and_tell(folder: Path | None, root: Path | None) -> None:
     for kept in found:
         try:
             remove(kept)
-            said = "removed"
-        except Taken as error:
-            said = f"left, {error}:"
-        console.print(visible(f"{said} {_size(kept)} {kept.folder}"), soft_wrap=True, highlight=False)
+            outcome = "removed"
+        except LockTaken as error:
+            outcome = f"left, {error}:"
+        console.print(visible(f"{outcome} {_size(kept)} {kept.folder}"), soft_wrap=True, highlight=False)
 
 
-def _size(kept: Kept) -> str:
+def _size(kept: DecodedFolder) -> str:
     return f"{kept.size / MB:,.1f} MB"
 
 
-def _here(place: Path | None, root: Path) -> str:
+def _place_in_words(place: Path | None, root: Path) -> str:
     """Where a data set is; what fetch did not install has no manifest."""
     if place is None:
         return "no"

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from setwise.data.api import DataError
 from setwise.data.formats.decode import quiet_pillow, read_image
-from setwise.data.workers import Descriptor, Died, Place, Workers, chunks, processors
+from setwise.data.workers import Descriptor, Place, WorkerDied, Workers, chunks, processors
 
-TOLD = 4  # batches that the system is told of before they are read
+ANNOUNCED = 4  # batches that the system hears of before they are read
 PART_BYTES = 64 * 2**20  # that a thread reads at a time, where more are read
 
 
@@ -84,18 +84,18 @@ class StoredPixels(Pixels):
         return other
 
     def batches(self, rows: Iterable[Tensor], empty: Callable[[int], Tensor]) -> Iterator[Tensor]:
-        """The system is told which images come next: so a disk reads many at once, though each read waits for one."""
-        told: deque[Tensor] = deque()
+        """Announce batches to the system ahead: so a disk reads many images at once, though each read waits for one."""
+        announced: deque[Tensor] = deque()
         for some in rows:
-            told.append(self._rows[some])
-            self._tell(told[-1])
-            if len(told) > TOLD:
-                places = told.popleft()
+            announced.append(self._rows[some])
+            self._announce(announced[-1])
+            if len(announced) > ANNOUNCED:
+                places = announced.popleft()
                 yield self.read(places, empty(len(places)))
-        for places in told:
+        for places in announced:
             yield self.read(places, empty(len(places)))
 
-    def _tell(self, places: Tensor) -> None:
+    def _announce(self, places: Tensor) -> None:
         if hasattr(os, "posix_fadvise"):
             for place in places.tolist():
                 at = self._image_bytes * place
@@ -183,7 +183,7 @@ class FilePixels(Pixels):
                             break
                         part = next(decoded)
                     yield out
-        except Died as death:
+        except WorkerDied as death:
             names = ", ".join(str(self._paths[k]) for k in death.files)
             raise DataError(
                 f"expected whole images, got a process that died ({death}) at one of these: {names}"

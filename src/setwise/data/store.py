@@ -62,12 +62,12 @@ class Files:
 
     @property
     def few(self) -> bool:
-        """Whether they are decoded so fast that nothing is kept."""
+        """Whether they are so few that decoding them anew is quick: then nothing is kept."""
         return len(self.names) <= FEW_FILES and sum(length for length, _ in self.stats) <= FEW_BYTES
 
     @property
     def key(self) -> str:
-        """Of the folder."""
+        """The name under which the folder's images are kept."""
         return f"{self.folder.name[:50]}-{hashlib.sha256(os.fsencode(self.folder)).hexdigest()[:8]}"
 
     def paths(self) -> list[str]:
@@ -124,7 +124,7 @@ def decoded(
         try:
             if (kept := _kept(files, size, root)) is not None:
                 kept[0].resident = resident
-                return _read(*kept, count) if resident and not placement.wait else _elsewhere(*kept, count)
+                return _read(*kept, count) if resident and not placement.wait else _not_in_memory(*kept, count)
         except NoRoom as error:
             if pixels == "mapped":
                 raise
@@ -132,7 +132,7 @@ def decoded(
             warnings.warn(f"{error}. Now they are {then}", RuntimeWarning, stacklevel=2)
     if resident:
         return _in_memory(files, size)
-    return _elsewhere(*_on_the_fly(files, size, try_all=try_all), count)
+    return _not_in_memory(*_on_the_fly(files, size, try_all=try_all), count)
 
 
 def _places_of_whole(count: int, broken: Broken) -> list[int]:
@@ -144,7 +144,7 @@ def _read(stored: Pixels, broken: Broken, count: int) -> Decoded:
     return Decoded(stored[:], None, _places_of_whole(count, broken), broken)
 
 
-def _elsewhere(pixels: Pixels, broken: Broken, count: int) -> Decoded:
+def _not_in_memory(pixels: Pixels, broken: Broken, count: int) -> Decoded:
     images = torch.empty(pixels.shape, dtype=torch.uint8, device="meta")
     return Decoded(images, pixels, _places_of_whole(count, broken), broken)
 
@@ -220,7 +220,7 @@ def _write(out: int, image: npt.NDArray[np.uint8], at: int) -> None:
 
 
 def _lasting(error: DataError) -> bool:
-    """Whether it is for the file's content that it cannot be decoded."""
+    """Whether the file's content is to blame: then another attempt would fail, too."""
     cause = error.__cause__
     return not isinstance(cause, MemoryError) and not (isinstance(cause, OSError) and cause.strerror)
 
@@ -269,7 +269,7 @@ def _stat(path: str) -> Stat | None:
 
 
 def stats(paths: Sequence[str | Path]) -> list[Stat]:
-    """Of each; of what is not there, one that no file has."""
+    """Length and time of each file; of a missing one, values that no file has."""
     return [_stat(os.fspath(path)) or UNKNOWN for path in paths]
 
 
@@ -447,7 +447,7 @@ def remembered_size(
 
 
 @dataclass(frozen=True)
-class Kept:
+class DecodedFolder:
     """Decoded images of one folder or data set."""
 
     place: Path
@@ -455,14 +455,14 @@ class Kept:
     size: int  # bytes
 
 
-def all_kept(root: Path) -> list[Kept]:
+def all_kept(root: Path) -> list[DecodedFolder]:
     """What is kept below ``root``."""
     found = []
     for place in sorted((root / FOLDER).iterdir()) if (root / FOLDER).is_dir() else ():
         if place.is_dir():
             heads = [header for path in place.glob("*.index") if (header := _head(path)) is not None]
             size = sum(path.lstat().st_size for path in place.iterdir())
-            found.append(Kept(place, heads[0]["folder"] if heads else place.name, size))
+            found.append(DecodedFolder(place, heads[0]["folder"] if heads else place.name, size))
     return found
 
 
@@ -473,8 +473,8 @@ def _head(path: Path) -> dict[str, Any] | None:
     return header if isinstance(header, dict) and isinstance(header.get("folder"), str) else None
 
 
-def remove(kept: Kept) -> None:
-    """Remove decoded images; ``Taken`` if another process is decoding them. A process that reads them reads on."""
+def remove(kept: DecodedFolder) -> None:
+    """Remove decoded images; ``LockTaken`` if another process is decoding them. A process that reads them reads on."""
     ours = any(kept.place.glob("*.index")) or (kept.place / "size.json").exists()
     key = kept.place.name if ours else kept.place.name.lstrip(".").rpartition("-")[0]
     with locked(kept.place.with_name(f"{key}.lock"), option=OPTION):

@@ -43,8 +43,8 @@ def scratch() -> Descriptor:
     return Descriptor(number)
 
 
-class Died(RuntimeError):
-    """A process crashed or was killed; ``files`` are the places of those that the processes were at."""
+class WorkerDied(RuntimeError):
+    """A process crashed or was killed; ``files`` are the numbers of those that the processes were working on."""
 
     def __init__(self, files: list[int], why: str) -> None:
         """``why``: the system's words."""
@@ -53,7 +53,7 @@ class Died(RuntimeError):
 
 
 class Place:
-    """What a process says of itself to the others."""
+    """Which file each process is working on, in memory that all of them share."""
 
     def __init__(self, workers: int) -> None:
         """Before the processes start."""
@@ -62,14 +62,14 @@ class Place:
         self._turns, self._parent = scratch(), os.getpid()
 
     def at(self, file: int) -> None:
-        """Say that this process turns to that file. It ends here if the process that started it was killed."""
+        """Note that this process turns to that file. It ends here if the process that started it was killed."""
         info = get_worker_info()
         if info is not None and os.getppid() != self._parent:
             os._exit(1)
         self._at[0 if info is None else info.id] = file
 
     def files(self) -> list[int]:
-        """The files that all processes are at."""
+        """The files that the processes are working on."""
         return sorted({int(file) for file in self._at if file != NOTHING})
 
     @contextmanager
@@ -90,7 +90,7 @@ class Place:
 class Workers(Generic[T]):
     """``work(chunk, place)`` for each of ``chunks``, by processes that start at once; ``with`` gives the results.
 
-    Without ``in_order`` they come as they are ready. A process that dies raises ``Died``.
+    Without ``in_order`` they come as they are ready. A process that dies raises ``WorkerDied``.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class Workers(Generic[T]):
         getattr(self._results, "_shutdown_workers", int)()
         self._results = None
         if isinstance(error, RuntimeError) and str(error).startswith("DataLoader worker (pid"):
-            raise Died(self._place.files(), str(error).split(". ")[0]) from error
+            raise WorkerDied(self._place.files(), str(error).split(". ")[0]) from error
 
 
 class _Work(Dataset[Any]):
@@ -192,12 +192,12 @@ def for_each(
                     part, chunks(left), workers=processors(len(left)) if workers is None else workers, in_order=False
                 ) as results:
                     take(results)
-            except Died as death:
+            except WorkerDied as death:
                 for k in set(death.files) - finished:
                     try:
                         with Workers(part, [[k]], workers=1) as results:
                             take(results)
-                    except Died as again:
+                    except WorkerDied as again:
                         take([[(k, died(str(again)))]])
                 if not finished:
                     raise

@@ -36,7 +36,7 @@ from setwise.data.formats.folder import LISTED
 from setwise.data.formats.listing import one_line
 from setwise.data.progress import progress_bar
 from setwise.evaluation.features import extract, frozen
-from setwise.locks import Taken, locked
+from setwise.locks import LockTaken, locked
 from setwise.training.checkpoint import replacing
 
 FORMAT = "setwise embeddings 1"
@@ -231,7 +231,7 @@ def embed(
     try:
         with locked(folder / ".lock", option="a copy of the run's folder"):
             table = _Store(folder, encoder, images, device, quiet=quiet).complete()
-    except Taken as error:
+    except LockTaken as error:
         raise ValueError(f"expected {folder} for this command alone, but {error}; wait for it") from error
     if table.broken and not (skip_broken and len(table)):
         advice = "replace them, or leave them out by --skip-broken" if len(table) else "none is left"
@@ -322,7 +322,7 @@ class _Store:
             rows=np.setdiff1d(np.arange(len(self.images)), list(bad)).astype(np.int64),
             broken=tuple(sorted([*self.images.unusable, *named])),
             _values=np.memmap(self.folder / ROWS, np.dtype("<f4"), "c", shape=shape),
-            thumbnail_shape=_small(*self.size),
+            thumbnail_shape=_thumbnail_size(*self.size),
             _sheets=tuple((start, line["sheet"]) for start, line in zip(ends[:-1], self.lines, strict=True)),
             _folder=self.folder,
         )
@@ -375,7 +375,7 @@ class _Store:
         return out.numpy()
 
 
-def _small(height: int, width: int) -> tuple[int, int]:
+def _thumbnail_size(height: int, width: int) -> tuple[int, int]:
     """The size of a thumbnail."""
     scale = min(1.0, SIDE / max(height, width))
     return max(1, round(height * scale)), max(1, round(width * scale))
@@ -388,7 +388,7 @@ def cell_of(side: int) -> int:
 
 def _sheet(images: Tensor) -> bytes:
     """Thumbnails of a batch of images [n, C, H, W], ``COLUMNS`` in a row, as one picture."""
-    size = _small(*images.shape[2:])
+    size = _thumbnail_size(*images.shape[2:])
     if size != images.shape[2:]:
         images = interpolate(images.float(), size, mode="bilinear", antialias=True).round().clamp(0, 255).byte()
     return sheet_of(as_rgb(images).permute(0, 2, 3, 1).numpy(), columns=COLUMNS, quality=85)

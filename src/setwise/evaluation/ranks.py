@@ -164,7 +164,7 @@ def rank_rows(blocks: Iterator[tuple[slice, Floats]], truth: Truth, equal: float
 
 
 def blocks_of_rows(n: int, m: int) -> Iterator[slice]:
-    """Rows at a time, of N rows of M costs."""
+    """Slices of N rows of M costs, each of at most ``BLOCK`` costs or one row."""
     step = max(1, BLOCK // m)
     return (slice(i, min(i + step, n)) for i in range(0, n, step))
 

@@ -32,7 +32,7 @@ MANY_ITEMS = 2048
 
 
 def _by_sums(z: Tensor, peers: Processes | None) -> bool:
-    """Whether sums over items are the way: over many processes always, else for many items."""
+    """Whether to compute by sums over items: always over many processes, else for many items."""
     return (peers is not None and peers.size > 1) or len(z) > max(MANY_ITEMS, 4 * z.shape[1])
 
 

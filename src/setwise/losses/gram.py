@@ -97,7 +97,7 @@ def coding_rates(rows: Tensor, *, distortion: float, peers: Processes | None = N
 
 
 def _has_kernel(core: Tensor) -> bool:
-    """Whether our own solver takes it, which a CUDA graph captures."""
+    """Whether our own solver, which a CUDA graph can capture, takes it."""
     return core.is_cuda and core.shape[-1] <= LARGEST
 
 
@@ -190,10 +190,10 @@ def variance(
     n = items(z_a, peers)
     with autocast_off(z_a):
         squares = total(_both_centred(z_a, z_b, peers).square().sum(1), peers)
-        return finish(_shortfall(squares, n, target, epsilon), peers)
+        return finish(_variance_below_target(squares, n, target, epsilon), peers)
 
 
-def _shortfall(squares: Tensor, n: int, target: float, epsilon: float) -> Tensor:
+def _variance_below_target(squares: Tensor, n: int, target: float, epsilon: float) -> Tensor:
     """The variance term, from the sums of squares of each dimension, [2, E]."""
     return (target - (squares / max(n - 1, 1) + epsilon).sqrt()).relu().mean()
 
@@ -251,7 +251,7 @@ def vicreg(
     with autocast_off(z_a):
         products = total(gram(_both_centred(z_a, z_b, peers)), peers)
         apart = total((full_precision(z_a) - full_precision(z_b)).square().sum(), peers) / (n * z_a.shape[1])
-        spread = _shortfall(products.diagonal(dim1=-2, dim2=-1), n, target, epsilon)
+        spread = _variance_below_target(products.diagonal(dim1=-2, dim2=-1), n, target, epsilon)
         return finish(invariance * apart + variance * spread + covariance * _off_diagonal(products, n), peers)
 
 

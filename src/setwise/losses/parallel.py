@@ -47,7 +47,7 @@ class _Gather(torch.autograd.Function):
 
 
 class _Total(torch.autograd.Function):
-    """Sum over processes, of which all compute the same afterwards: their equal gradients add up without a message."""
+    """Sum over processes. All of them compute the same with it, so its gradients need no message."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup | None) -> Tensor:

@@ -161,6 +161,8 @@ RING_ROWS = 1024  # of fewer rows a process, messages round a ring take longer t
 
 def _is_large(
     z: Tensor,
+    rows: int,
+    shared: Tensor | None,
     similarity: Similarity,
     smoothing: Smoothing,
     margin: float,
@@ -168,7 +170,15 @@ def _is_large(
     block_size: int | None,
     processes: Processes | None,
 ) -> bool:
-    """Whether ``losses.large`` takes a loss: an entropic one under cosine, on a GPU; traced, of one process only."""
+    """Whether ``losses.large`` takes a loss: an entropic one of many scores under cosine, on a GPU.
+
+    ``rows`` of a process choose among those of all processes and the ``shared`` negatives. Traced, only one process
+    has such a loss.
+    """
+    many = 1 if processes is None else processes.size
+    candidates = rows * many + (0 if shared is None else shared.shape[0])
+    if rows * candidates < LARGE * (1 if many == 1 or rows >= RING_ROWS else 16):
+        return False
     if processes is not None and torch.compiler.is_compiling():
         return False
     if similarity != "cosine" or smoothing != "entropy" or margin or clamp is not None or block_size is not None:
@@ -269,11 +279,7 @@ def cross_losses(
     if processes is not None:
         temperature = shared_temperature(processes, z_a, shared, temperature)
         first = processes.rank * len(z_a)
-    rows, many = z_a.shape[0], 1 if processes is None else processes.size
-    count = rows * many + (0 if shared is None else shared.shape[0])
-    if rows * count >= LARGE * (1 if many == 1 or rows >= RING_ROWS else 16) and _is_large(
-        z_a, similarity, smoothing, margin, clamp, block_size, processes
-    ):
+    if _is_large(z_a, z_a.shape[0], shared, similarity, smoothing, margin, clamp, block_size, processes):
         every = large.cross_losses(z_a, z_b, shared, own, symmetric, temperature, products, processes, labels)
         return every if processes is None else processes.gather(every)
     if own is not None:
@@ -309,11 +315,7 @@ def all_losses(
     shared, own = (None, None) if extra is None else split_negatives(extra)
     if processes is not None:
         temperature = shared_temperature(processes, z_a, shared, temperature)
-    rows, many = 2 * z_a.shape[0], 1 if processes is None else processes.size
-    count = rows * many + (0 if shared is None else shared.shape[0])
-    if rows * count >= LARGE * (1 if many == 1 or rows >= RING_ROWS else 16) and _is_large(
-        z_a, similarity, smoothing, margin, clamp, block_size, processes
-    ):
+    if _is_large(z_a, 2 * z_a.shape[0], shared, similarity, smoothing, margin, clamp, block_size, processes):
         losses = large.all_losses(z_a, z_b, shared, own, temperature, products, processes, labels)
         return losses if processes is None else processes.gather(losses)
     views, first = torch.cat([z_a, z_b]), 0

@@ -1,4 +1,4 @@
-"""BYOL (Grill et al. 2020): predict what a slowly moving copy of yourself says of another view. No negatives."""
+"""BYOL (Grill et al. 2020): predict a slowly moving copy's embedding of another view. No negatives."""
 
 from __future__ import annotations
 

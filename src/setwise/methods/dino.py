@@ -109,7 +109,7 @@ class DINO(Method):
         return self.terms(own, *large)
 
     def target_temperature(self, epoch: Tensor) -> Tensor | float:
-        """It rises in a straight line, and stays."""
+        """The copy's temperature: it rises in a straight line, and then stays."""
         first, last = self.temperatures
         if not self.temperature_epochs:
             return last

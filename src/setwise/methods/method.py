@@ -276,7 +276,7 @@ class Method(nn.Module):
         return [{"params": [p for p in self.parameters() if p.requires_grad]}]
 
     def phase(self, step: int, total: int) -> Hashable:
-        """The kind of the step that follows ``step`` others of ``total``; its batch carries it.
+        """The kind of step number ``step`` of ``total``, counted from 0; its batch carries it.
 
         A step that computes something else from some moment on, such as a loss of another form, is of another kind.
         Each kind is captured as a graph of its own.

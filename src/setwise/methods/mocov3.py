@@ -1,4 +1,4 @@
-"""MoCo v3 (Chen, Xie and He 2021): find the other view, as a slowly moving copy sees it, among the batch's."""
+"""MoCo v3 (Chen, Xie and He 2021): find the other view among all of the batch, as a slowly moving copy sees them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SimSiam (Chen and He 2021): predict what you say of the other view yourself, and send no gradient there.
+"""SimSiam (Chen and He 2021): predict your own embedding of the other view, which gets no gradient.
 
 With more than two views it is FastSiam (Pototzky et al. 2022): predict the mean of the others.
 """

@@ -212,7 +212,7 @@ def _best_holds(groups: Sequence[Group]) -> Iterator[Answer]:
 
 
 def _loss(row: Row) -> tuple[object, object]:
-    """Which loss its runs had, whatever their recipe is called."""
+    """The loss that its runs had, whatever the name of their recipe."""
     recipe = records.recipe_of(next(iter(row.runs.values())).record)
     return preset_of(recipe) or recipe.objective, weight_of(recipe)
 

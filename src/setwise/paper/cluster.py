@@ -21,20 +21,20 @@ from typing import Any
 
 import setwise.records as records
 from setwise.checks import check_option, imported, see
-from setwise.locks import Taken, locked
+from setwise.locks import LockTaken, locked
 from setwise.paper.jobs import Job
 from setwise.paper.reproduce import (
     check_records,
     count_missing,
-    explained,
+    failure_in_words,
     failure_of,
     folder_of,
     forget_failures,
     lock_of,
     make_scratch,
     record_of,
+    run_title,
     tell_failure,
-    who,
 )
 from setwise.recipe import Recipe
 from setwise.runs import choose_device
@@ -72,7 +72,7 @@ def make(request: str) -> str:
     except Interrupted as error:  # Ray cancels by SIGINT; anything else takes the worker away
         raise (KeyboardInterrupt if error.signal == signal.SIGINT else SystemExit(1)) from error
     except Exception as error:  # as on one machine: it is told, and other runs go on
-        answer["failed"], answer["trace"] = explained(error)
+        answer["failed"], answer["trace"] = failure_in_words(error)
     finally:
         sys.argv = argv
     return json.dumps(answer | {"seconds": time.perf_counter() - began})
@@ -141,7 +141,7 @@ def _take(record: Path, locks: ExitStack) -> bool:
     """Whether the run is to be made here: it has no record, and no other command is at it. Its lock is then held."""
     if record.exists():
         return False
-    with suppress(Taken, PermissionError):  # ``count_missing`` says so in the end
+    with suppress(LockTaken, PermissionError):  # ``count_missing`` says so in the end
         record.parent.mkdir(parents=True, exist_ok=True)
         locks.enter_context(locked(lock_of(record), option="--results"))
         locks.callback(lock_of(record).unlink, missing_ok=True)
@@ -196,7 +196,7 @@ def _keep(job: Job, text: str, results: Path, scratch: Path | None) -> None:
         return tell_failure(job, path, f"{where}{error}", "")
     if scratch is not None:
         shutil.rmtree(folder_of(job, scratch), ignore_errors=True)
-    print(f"{who(job)}: {answer['seconds']:.1f} s on {answer['host']}", flush=True)
+    print(f"{run_title(job)}: {answer['seconds']:.1f} s on {answer['host']}", flush=True)
 
 
 def _failed(error: Exception) -> str:

@@ -91,14 +91,14 @@ class Row:
     base: str
     term: str
     runs: dict[int, Run] = field(default_factory=dict)
-    said: str = ""  # added to the label
+    suffix: str = ""  # of the label
     loss: str = ""  # another one than the named recipe's, or nothing
     weight: float | None = None
 
     @property
     def label(self) -> str:
         """In words: "InfoNCE + alignment gap, weight 30"."""
-        return word(self.base) + (f" + {TERMS[self.term]}" if self.term else "") + self.said
+        return word(self.base) + (f" + {TERMS[self.term]}" if self.term else "") + self.suffix
 
     def values(self, measure: str) -> dict[int, float]:
         """A final measure by seed, shares in per cent; seeds without it are left out."""
@@ -147,7 +147,7 @@ class Group:
 
     def is_main(self, row: Row) -> bool:
         """Whether a row has the recipe's weight, or the chosen one: the others are for tables and sweeps only."""
-        return not row.said or (self.kind == "matching" and row.term in OUR_TERMS)
+        return not row.suffix or (self.kind == "matching" and row.term in OUR_TERMS)
 
     def sweep(self, base: str) -> dict[float, Row]:
         """QARe with this loss by its weight, ascending, if enough weights were run to speak of a sweep."""
@@ -158,11 +158,11 @@ class Group:
 
     def plain(self, base: str) -> Row:
         """The row of this loss or method as it is, without a set-level term; without runs where there are none."""
-        return next((r for r in self.rows if (r.base, r.term, r.said) == (base, "", "")), Row(base, ""))
+        return next((r for r in self.rows if (r.base, r.term, r.suffix) == (base, "", "")), Row(base, ""))
 
     def difference(self, row: Row, measure: str) -> PairedDifference | None:
         """A row's paired difference to the same loss or method as it is, without a set-level term."""
-        if not row.term and not row.said:
+        if not row.term and not row.suffix:
             return None
         return paired_difference(row.values(measure), self.plain(row.base).values(measure))
 
@@ -196,7 +196,7 @@ def _place(name: str, text: str) -> Place:
 
 
 def _changes(mine: Recipe, named: Recipe) -> list[str]:
-    """What differs from the named recipe beside the objective, in words; of a part of another name, from defaults."""
+    """What differs from the named recipe beside the objective, in words; a part of another name, from its defaults."""
     words, usual = [], flat(named.tree())
     for part, (registry, key) in CHOSEN.items():
         name, theirs = (getattr(getattr(one, part), "name", None) for one in (mine, named))  # a second encoder is rare
@@ -239,9 +239,9 @@ def groups(runs: Iterable[Run]) -> list[Group]:
         for base, term in wanted:
             mine = [run for run in members if (run.place.cell.base, run.place.cell.term) == (base, term)]
             if kind == "matching" and term in OUR_TERMS:
-                row, said = _chosen(base, term, [run for run in mine if not run.place.loss])
+                row, reason = _chosen(base, term, [run for run in mine if not run.place.loss])
                 rows.append(row)
-                choices += [(f"{word(base)} + {TERMS[term]}", said)] if said else []
+                choices += [(f"{word(base)} + {TERMS[term]}", reason)] if reason else []
                 mine = [run for run in mine if run.place.loss]
             else:
                 usual = {run.seed: run for run in mine if run.place.usual}
@@ -251,9 +251,9 @@ def groups(runs: Iterable[Run]) -> list[Group]:
                 if not run.place.usual:
                     others.setdefault((run.place.loss, run.place.weight), {})[run.seed] = run
             for loss, weight in sorted(others, key=lambda key: (key[0], -1.0 if key[1] is None else key[1])):
-                said = (" + " if loss and weight is not None else ", ") + word(loss) if loss else ""
-                said += f", weight {weight:g}" if weight is not None else ""
-                rows.append(Row(base, term, others[loss, weight], said, loss, weight))
+                suffix = (" + " if loss and weight is not None else ", ") + word(loss) if loss else ""
+                suffix += f", weight {weight:g}" if weight is not None else ""
+                rows.append(Row(base, term, others[loss, weight], suffix, loss, weight))
         if changed and kind != "matching":  # it answers its own question, so rows without runs are not missing
             rows = [row for row in rows if row.runs]
         names = _names(kind, form, data, encoder, instances, changed, members[0].recipe.data.validation)
@@ -289,7 +289,10 @@ def probed(found: Sequence[Group]) -> list[Group]:
 
 
 def _chosen(base: str, term: str, runs: list[Run]) -> tuple[Row, str]:
-    """The weight with the best mean validation accuracy over the seeds that all weights have; the least of equals."""
+    """The row of the weight that is best on validation, the least of equals, and how it was chosen, in words.
+
+    Weights are compared by their mean accuracy over the seeds that all of them have.
+    """
     weights = sorted({run.place.weight for run in runs if run.place.weight is not None})
     if not weights:
         return Row(base, term), ""

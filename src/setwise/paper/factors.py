@@ -42,7 +42,7 @@ class Level:
 
     @property
     def place(self) -> str:
-        """Whose runs it looks at: without changes the base's, for another measure."""
+        """The place of its runs: a level that changes nothing, only the measure, has those of the base."""
         return self.key if self.changes else "base"
 
     @property

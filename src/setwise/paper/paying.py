@@ -37,7 +37,7 @@ TABLED = (
 
 @dataclass(frozen=True, eq=False)
 class Gain:
-    """What a term adds at a level: on the seeds of the map, and, where that is a point, on others."""
+    """What a term adds at a level, on the map's seeds; a gain of a point or more is measured on other seeds, too."""
 
     level: Level
     term: str
@@ -168,7 +168,8 @@ def map_answer(one: Map) -> str:
     start = f"{word(one.data)}, Conv-4, both tuned at each of {len({g.level.key for g in one.tested})} levels: "
     if not one.tested:
         return f"{word(one.data)}, Conv-4: no level of the map has its tests yet."
-    waiting = [gain for gain in one.promising if not _halved(gain) and (gain.again is None or gain.again.n < AGAIN)]
+    repeated = [gain for gain in one.promising if not _uses_tuned_runs(gain)]
+    waiting = [gain for gain in repeated if gain.again is None or gain.again.n < AGAIN]
     if one.certain:
         words = [f"{gain.where} {shown(gain.again)}" for gain in one.certain]
         first = f"a set-level term gains a point or more for certain with {'; '.join(words)}."
@@ -178,15 +179,15 @@ def map_answer(one: Map) -> str:
         names = ", ".join(gain.where for gain in waiting)
         first += f" {count(len(waiting), 'gain')} of a point on the first seeds waits for others: {names}."
     sides = {side: [g for g in one.tested if g.first and g.first.side == side] for side in ("above", "below")}
-    told = [
+    counts = [
         f"{len(some)} {side} zero ({sum(gain in one.surviving for gain in some)} after Holm's correction)"
         for side, some in sides.items()
     ]
-    return f"{start}{first} Intervals of {count(len(one.tested), 'difference')}: {', '.join(told)}."
+    return f"{start}{first} Intervals of {count(len(one.tested), 'difference')}: {', '.join(counts)}."
 
 
-def _halved(gain: Gain) -> bool:
-    """Whether its seeds are those of the tuned objectives, which are no more than ten."""
+def _uses_tuned_runs(gain: Gain) -> bool:
+    """Whether it takes its runs from the tuned objectives, which have ten seeds at most."""
     return gain.level.key not in LEVELS
 
 

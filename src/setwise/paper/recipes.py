@@ -60,10 +60,15 @@ class Cell:
     term: str = ""  # "qare", "gap", "control" or none; of pairs "sets" or none
 
     @property
+    def parts(self) -> tuple[str, str, str]:
+        """What its name is made of: data, encoder or "matching", method with term."""
+        middle = "matching" if self.kind == "matching" else self.encoder
+        return self.data, middle, "-".join(filter(None, (self.base, self.term)))
+
+    @property
     def name(self) -> str:
         """The recipe's name."""
-        parts = (self.data, "matching" if self.kind == "matching" else self.encoder, self.base, self.term)
-        return f"{self.form}/" + "-".join(filter(None, parts))
+        return f"{self.form}/" + "-".join(filter(None, self.parts))
 
     def recipe(self) -> Recipe:
         """Its recipe."""

@@ -25,7 +25,7 @@ import setwise.records as records
 from setwise.checks import check_count
 from setwise.data import split_sizes
 from setwise.kernels import processes_share, share_device
-from setwise.locks import Taken, locked
+from setwise.locks import LockTaken, locked
 from setwise.paper.jobs import Job, TableRequest, factor_map
 from setwise.paper.recipes import recipe
 from setwise.recipe import Recipe
@@ -140,7 +140,7 @@ def work(
         path = job.record(results)
         if path.exists() or failure_of(path).exists():
             continue
-        with suppress(Taken, PermissionError):  # another makes it, or owns the place: ``reproduce`` says so in the end
+        with suppress(LockTaken, PermissionError):  # another makes it, or owns the place: ``reproduce`` says so at last
             path.parent.mkdir(parents=True, exist_ok=True)
             with locked(lock_of(path), option="--results"):
                 if not path.exists() and not failure_of(path).exists():  # another had it until just now
@@ -160,12 +160,12 @@ def _run(job: Job, path: Path, scratch: Path, device: torch.device, root: Path |
     except Interrupted:
         raise
     except Exception as error:  # whatever it is, other workers would die of it too
-        words, trace = explained(error)
+        words, trace = failure_in_words(error)
         tell_failure(job, path, words, trace)
         if "CUDA error" in str(error):  # this process cannot use the GPU any more
             raise
     else:
-        print(f"{who(job)}: {time.perf_counter() - began:.1f} s", flush=True)
+        print(f"{run_title(job)}: {time.perf_counter() - began:.1f} s", flush=True)
 
 
 def record_of(job: Job, scratch: Path, device: torch.device, root: Path | None) -> dict[str, Any]:
@@ -174,7 +174,7 @@ def record_of(job: Job, scratch: Path, device: torch.device, root: Path | None) 
     return run_of(job.recipe)(job.recipe, folder, name=job.name, seed=job.seed, how=how, root=root)
 
 
-def explained(error: Exception) -> tuple[str, str]:
+def failure_in_words(error: Exception) -> tuple[str, str]:
     """Why a run failed, in words, and the traceback if nobody expects such an error."""
     if isinstance(error, (TrainingError, ValueError, OSError, ImportError)) or out_of_memory(error):
         return str(error), ""
@@ -184,26 +184,26 @@ def explained(error: Exception) -> tuple[str, str]:
 def tell_failure(job: Job, record: Path, words: str, trace: str) -> None:
     """Print why a run failed, and write it beside the record's place."""
     print(trace, end="", file=sys.stderr)
-    print(visible(f"failed: {who(job)}: {words}"), file=sys.stderr, flush=True)
-    write_text(failure_of(record), f"{who(job)}: {words}\n")
+    print(visible(f"failed: {run_title(job)}: {words}"), file=sys.stderr, flush=True)
+    write_text(failure_of(record), f"{run_title(job)}: {words}\n")
 
 
 def folder_of(job: Job, scratch: Path) -> Path:
-    """Where the run keeps its checkpoint."""
+    """The folder of the run's checkpoint."""
     return scratch / job.name / job.variant / f"seed-{job.seed}"
 
 
 def failure_of(record: Path) -> Path:
-    """Where a failure of the run is written."""
+    """The file that says why the run failed."""
     return record.with_suffix(".failed")
 
 
 def lock_of(record: Path) -> Path:
-    """What whoever makes the run has locked."""
+    """The file that a process locks while it makes the run."""
     return record.with_suffix(".lock")
 
 
-def who(job: Job) -> str:
+def run_title(job: Job) -> str:
     """The run in words."""
     return " ".join(filter(None, (job.name, job.variant, f"seed {job.seed}")))
 
@@ -217,7 +217,7 @@ def _why_missing(record: Path) -> str:
                 pass
         elif not os.access(record.parent, os.W_OK):
             return f"{record.parent} cannot be written; give another --results"
-    except (Taken, PermissionError) as error:
+    except (LockTaken, PermissionError) as error:
         return str(error)
     return "it was stopped before its end; the same command goes on with it"
 
@@ -285,7 +285,7 @@ def make_scratch(scratch: Path) -> None:
 
 
 def forget_failures(jobs: Sequence[Job], results: Path) -> None:
-    """Remove what earlier commands wrote of failures: these runs are tried again."""
+    """Remove the failures that earlier commands wrote down, so that these runs are tried again."""
     for job in jobs:
         with suppress(PermissionError):  # another user's
             failure_of(job.record(results)).unlink(missing_ok=True)
@@ -309,7 +309,7 @@ def count_missing(jobs: Sequence[Job], results: Path, *, repeat: bool) -> int:
             reasons.setdefault(_why_missing(path), []).append(job)
     for reason, those in reasons.items():
         more = f" and {len(those) - 1} more" if len(those) > 1 else ""
-        print(visible(f"not made: {who(those[0])}{more}: {reason}"), file=sys.stderr)
+        print(visible(f"not made: {run_title(those[0])}{more}: {reason}"), file=sys.stderr)
     return sum(not path.exists() for path in places)
 
 

@@ -120,7 +120,7 @@ def changes_table(groups: Sequence[Group]) -> Table | None:
 
 
 def shown_by_changes(groups: Sequence[Group], group: Group) -> bool:
-    """Whether the table of changes has all rows of a changed recipe, none of them with a set-level term."""
+    """Whether a changed recipe has no set-level term in any row, and the table of changes shows all its rows."""
     rows = [row for row in group.rows if row.runs]
     return bool(group.changed) and all(not row.term and _fewer_changes(groups, group, row) for row in rows)
 

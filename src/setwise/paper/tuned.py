@@ -103,7 +103,7 @@ def settings(runs: Sequence[Run], groups: Sequence[Group]) -> list[Setting]:
 
 
 def _tuned(term: str, members: Sequence[Run], near: Sequence[Group]) -> Tuned | None:
-    """None without a trial. Tests of another trial than the best are left out."""
+    """The tuned objective with this term; None without a trial. Tests of other trials than the best are left out."""
     of_term = [(run.trial[1], run) for run in members if run.trial is not None and run.trial[0] == term]
     trials = {number: run for number, run in of_term if number is not None and MEASURE in run.final}
     if not trials:
@@ -120,7 +120,7 @@ def _same(test: Run, trial: Run) -> bool:
 
 
 def _untuned(term: str, near: Sequence[Group]) -> Untuned | None:
-    """The term with the weight of its first trial; of QARe also as the released code has it; else on validation."""
+    """What the term adds untuned: with its first trial's weight; or QARe as released; or on validation images."""
     if (weights := TERMS[term]) is None:
         return None
     whole = [group for group in near if not group.changed]
@@ -139,7 +139,7 @@ def _untuned(term: str, near: Sequence[Group]) -> Untuned | None:
 
 
 def _as_released(row: Row) -> bool:
-    return (row.base, row.term, row.said) == (BASE, "qare", "")
+    return (row.base, row.term, row.suffix) == (BASE, "qare", "")
 
 
 def tuned_table(setting: Setting) -> Table:

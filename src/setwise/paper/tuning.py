@@ -65,7 +65,7 @@ def trial(encoder: str, number: int) -> tuple[dict[str, Any], float]:
 
 
 def between(low: float, high: float, share: float) -> float:
-    """A number between two, even in its logarithm, of two digits."""
+    """The number at ``share`` of the way from ``low`` to ``high`` on a logarithmic scale, to two digits."""
     return float(f"{low * (high / low) ** share:.2g}")
 
 

@@ -15,8 +15,7 @@ What a record holds ("setwise run 2"):
     final                    what was measured in the end; accuracies are shares of one
 
 Learning rate, seconds and images per second of every epoch, and all spectra, are in the run's folder (metrics.csv and
-metrics.jsonl). "setwise run 1" had them too, with a row for each epoch; ``read`` gives the same for both formats, and
-``compact`` makes a file of the first one of the second.
+metrics.jsonl). "setwise run 1" had them too, with a row for each epoch; ``read`` gives the same for both formats.
 """
 
 from __future__ import annotations
@@ -105,14 +104,6 @@ def read(path: Path, *, run: bool = True) -> Any:
     if record["format"] == FIRST_FORMAT:
         record |= {"format": FORMAT, **_columns(record.get("epochs"))}
     return record
-
-
-def compact(folder: Path) -> int:
-    """Write records of the first format below ``folder`` in today's, a third of their size; how many there were."""
-    paths = [path for path in sorted(folder.rglob("*.json")) if FIRST_FORMAT.encode() in path.read_bytes()[:100]]
-    for path in paths:
-        write(path, read(path))
-    return len(paths)
 
 
 def recipe_of(record: dict[str, Any]) -> Recipe:

@@ -119,7 +119,7 @@ def read_runs(paths: Iterable[Path], kind: type[R], top: Path | None = None) -> 
 
 @contextmanager
 def pause_collection() -> Iterator[None]:
-    """Without Python's collector of cycles, which would look at all records again and again. Also a decorator."""
+    """Pause Python's garbage collector, which would walk through all records again and again. Also a decorator."""
     collecting = gc.isenabled()
     gc.disable()
     try:

@@ -45,7 +45,7 @@ class Group:
 
     @property
     def tested_on(self) -> tuple[Any, ...]:
-        """What decides which items its runs were tested on."""
+        """The values of the fields that decide what its runs were tested on."""
         return tuple(self.runs[0].fields.get(f"data.{name}") for name in TESTED)
 
     def mean(self, measure: str) -> MeanStd | None:
@@ -100,20 +100,20 @@ def differing(runs: Sequence[Run]) -> list[str]:
 
 
 def _fewest(recipes: Sequence[Mapping[str, Any]], paths: Sequence[str]) -> list[str]:
-    """Some of the fields, which tell as many recipes apart as all: kinds and terms, then whatever divides them most."""
+    """The fields that tell as many recipes apart as all do: kinds and terms first, then whatever divides them most."""
     values = {path: [repr(fields.get(path)) for fields in recipes] for path in paths}
     kept = [path for path in paths if path in KINDS or _term_of(path)]
     chosen = kept[:]
 
-    def told(*some: str) -> int:
+    def distinct(*some: str) -> int:
         return len(set(zip(*(values[path] for path in some), strict=True)))
 
-    whole = told(*paths)
-    while not chosen or told(*chosen) < whole:
-        chosen.append(max((path for path in paths if path not in chosen), key=lambda path: told(*chosen, path)))
+    whole = distinct(*paths)
+    while not chosen or distinct(*chosen) < whole:
+        chosen.append(max((path for path in paths if path not in chosen), key=lambda path: distinct(*chosen, path)))
     for path in chosen[:]:
         rest = [other for other in chosen if other != path]
-        chosen = rest if path not in kept and rest and told(*rest) == whole else chosen
+        chosen = rest if path not in kept and rest and distinct(*rest) == whole else chosen
     return [path for path in paths if path in chosen]
 
 
@@ -175,7 +175,7 @@ def _difference(group: Group, first: Group, measure: str) -> PairedDifference | 
 
 
 def labels(groups: Sequence[Group], paths: Sequence[str]) -> list[str]:
-    """The values of each group in words; of more than ``MANY`` fields, those that are not as usual.
+    """Each group's values in words; where more than ``MANY`` fields differ, only its unusual ones.
 
     Then a field goes without saying where its part is not in the recipe, such as an option of another encoder.
     """
@@ -187,8 +187,8 @@ def labels(groups: Sequence[Group], paths: Sequence[str]) -> list[str]:
         here = [(path, value) for path, value in unusual if not usual or path in group.runs[0].fields]
         found.append([", ".join(field_in_words(*field) for field in some) for some in (here, unusual)])
     short = [words for words, _ in found]
-    told = short if len({*short}) == len(groups) else [words for _, words in found]
-    return [words or ("the usual" if usual else "all") for words in told]
+    different = short if len({*short}) == len(groups) else [words for _, words in found]
+    return [words or ("the usual" if usual else "all") for words in different]
 
 
 def usual_values(groups: Sequence[Group], paths: Sequence[str]) -> dict[str, Any]:

@@ -240,7 +240,7 @@ def _finite(point: tuple[float, float] | None) -> bool:
 
 
 def thinned(points: Points, drawable: Callable[[tuple[float, float]], bool] = _finite) -> list[tuple[float, float]]:
-    """At most about 3 * ``BUCKETS`` of the points, as floats: of every stretch the least, the greatest and a gap."""
+    """At most about 3 * ``BUCKETS`` of the points, as floats: each stretch keeps its least, its greatest and a gap."""
     found = [(float(x), float(y)) for x, y in points]
     if len(found) <= 3 * BUCKETS:
         return found
@@ -256,7 +256,7 @@ def thinned(points: Points, drawable: Callable[[tuple[float, float]], bool] = _f
 
 
 def _axis(values: Sequence[float], *, margin: float) -> tuple[dict[str, float], float, float]:
-    """Round numbers to mark, by their text, and both ends: those of the values, a share of their distance further."""
+    """Round numbers to mark, by their text, and both ends of the axis, a little beyond the values."""
     low, high = min(values), max(values)
     size = max(abs(low), abs(high))
     if high - low <= max(FLAT * size, TINY):
@@ -276,7 +276,7 @@ def _axis(values: Sequence[float], *, margin: float) -> tuple[dict[str, float], 
 
 
 def _log_axis(values: Sequence[float], *, margin: float) -> tuple[dict[str, float], float, float]:
-    """The same for a logarithmic axis: powers of ten, or 1, 2 and 5 times them, or where that is too few, as above."""
+    """The same for a logarithmic axis: powers of ten; with 2 and 5 times them if these are few; else as ``_axis``."""
     low, high = min(values), max(values)
     if high <= low * (1 + FLAT):
         low, high = low / 2, high * 2

@@ -18,7 +18,7 @@ PICTURE = 160  # pixels of a picture
 
 
 @dataclass(frozen=True)
-class Found:
+class Nearest:
     """The nearest images of a query: their rows in the table and their cosines, nearest first."""
 
     query: str
@@ -27,7 +27,7 @@ class Found:
     cosines: tuple[float, ...]
 
 
-def write_neighbours(path: Path, table: EmbeddingTable, found: Sequence[Found], *, encoder: str) -> None:
+def write_neighbours(path: Path, table: EmbeddingTable, found: Sequence[Nearest], *, encoder: str) -> None:
     """Write the page."""
     page = Page(
         f"Nearest images in {table.collection.name}",

@@ -108,7 +108,7 @@ def own_tables(runs: Sequence[Run]) -> list[Table]:
 
 
 def filled(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> tuple[Sequence[str], Sequence[Sequence[Cell]]]:
-    """Without the last columns that no row has anything in."""
+    """The table without empty columns at its end."""
     used = max((i + 1 for row in rows for i, cell in enumerate(row) if cell is not None), default=0)
     return columns[:used], [row[:used] for row in rows]
 

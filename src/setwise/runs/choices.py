@@ -62,9 +62,10 @@ def recipe_for(base: Recipe, images: ImageSet, *, device: str, changes: Mapping[
 def choices(
     recipe: Recipe, train_set: ImageSet, test_set: ImageSet | None, device: torch.device, *, count: int | None = None
 ) -> list[str]:
-    """Images, classes, splits, size, what was left out, network, precision and memory. Nothing for sets by name.
+    """What a run on your own images says first: images, splits, what was left out, network, memory.
 
-    ``count``: of all images, if the recipe is chosen for them. Then the reasons are said too.
+    Data sets by name have no such lines. ``count``: of all images, if the recipe is chosen for them; then the lines
+    give the reasons, too.
     """
     if not train_set.notes and recipe.data.source in register.data:
         return []

@@ -20,7 +20,7 @@ from setwise.evaluation.embedding import embed as embed_images
 from setwise.evaluation.export import CONFIG, load_config, load_encoder
 from setwise.evaluation.neighbours import nearest
 from setwise.recipe import Data
-from setwise.report.neighbours_page import PICTURE, Found
+from setwise.report.neighbours_page import PICTURE, Nearest
 from setwise.runs.pretraining import check_on_images, encoder_of
 from setwise.terminal import visible
 from setwise.training import checkpoint as checkpoints
@@ -79,7 +79,7 @@ def title_of(path: Path) -> str:
 
 def neighbours(
     path: Path, table: EmbeddingTable, queries: Sequence[str], *, count: int, device: torch.device
-) -> list[Found]:
+) -> list[Nearest]:
     """The images of the table that are nearest to each query: a file, or an image of the table by its path.
 
     A query is not its own neighbour.
@@ -116,5 +116,5 @@ def neighbours(
     found = []
     for query, own, picture, near, cosine in zip(queries, own_rows, pictures, rows, cosines, strict=True):
         kept = [k for k, row in enumerate(near) if row != own][:count]
-        found.append(Found(query, picture, tuple(near[k] for k in kept), tuple(cosine[k] for k in kept)))
+        found.append(Nearest(query, picture, tuple(near[k] for k in kept), tuple(cosine[k] for k in kept)))
     return found

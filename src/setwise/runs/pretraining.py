@@ -37,7 +37,7 @@ from setwise.training.progress import print_line
 FINE_TUNING_EPOCHS = 30
 PLAIN_NEIGHBOURS = 10
 HELD_OUT = 0.1  # share of the images that are kept to test on where nobody set any apart
-Kept = TypeVar("Kept", ImageSet, PairSet)
+Items = TypeVar("Items", ImageSet, PairSet)
 PYTHON = "python:"  # before the name of images from Python, in place of a source
 
 
@@ -91,7 +91,7 @@ def to_train_on(recipe: Recipe, images: ImageSet) -> ImageSet:
     return images if data.instances is None else few(images, data.instances, seed=data.split_seed)
 
 
-def hold_out(data: Kept, count: int, *, seed: int, kind: str) -> tuple[Kept, Kept]:
+def hold_out(data: Items, count: int, *, seed: int, kind: str) -> tuple[Items, Items]:
     """All items but ``count`` drawn by ``seed``, and those, each in its order.
 
     Of pairs with labels or sets, whole ones are drawn: as many as have ``count`` pairs or fewer, but at least one.

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from setwise.assignment.smoothing import row_maximum
+from setwise.assignment.rows import row_maximum
 from setwise.data import ImageSet
 from setwise.encoders import evaluating
 from setwise.losses.combined import SetContrastive
@@ -35,9 +35,9 @@ def after_epoch(engine: Engine, history: list[dict[str, Any]]) -> dict[str, Any]
 
 @torch.no_grad()
 def structure(engine: Engine, method: Contrastive) -> dict[str, Any]:
-    """Spectra and the negatives' weights, of two views of the first batch of the first epoch, never another one.
+    """Spectra and the negatives' weights of one fixed batch: two views of the first epoch's first images.
 
-    In evaluation mode, so that nothing of the run is changed.
+    The networks are in evaluation mode, so the run does not change.
     """
     rows = min(engine.recipe.batch, len(engine.data))
     samples = epoch_order(len(engine.data), seed=engine.seed, epoch=0)[:rows].to(engine.device)
@@ -59,7 +59,7 @@ def structure(engine: Engine, method: Contrastive) -> dict[str, Any]:
             found["acted_on"] = [eigenvalues(x - x.mean(0) if center else x) for x in sets]
     weights = negative_weights(method.loss, z_a, z_b)
     if weights is not None:
-        looked = looked_at(*weights, batch.labels.cpu())
+        looked = weight_statistics(*weights, batch.labels.cpu())
         labelled = not isinstance(engine.data, ImageSet) or engine.data.classes
         found |= looked if labelled else {name: looked[name] for name in ("negatives", "support")}
     return found
@@ -107,8 +107,8 @@ def negative_weights(loss: nn.Module, z_a: Tensor, z_b: Tensor) -> tuple[Tensor,
     return weights.masked_fill(positive | flat, 0.0), torch.stack([mine, theirs])
 
 
-def looked_at(weights: Tensor, items: Tensor, labels: Tensor) -> dict[str, float]:
-    """How many negatives have any weight, and how much of it lies on images of the anchor's own class."""
+def weight_statistics(weights: Tensor, items: Tensor, labels: Tensor) -> dict[str, float]:
+    """How many negatives have any weight, and what share of the weight lies on images of the anchor's class."""
     mine, theirs = items
     negative = mine[:, None] != theirs[None]
     same = (labels[mine][:, None] == labels[theirs][None]) & negative

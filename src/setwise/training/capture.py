@@ -53,7 +53,7 @@ def new_stream() -> Any:
 
 @contextmanager
 def within(stream: Any) -> Iterator[None]:
-    """``stream`` begins after what the current one has to do, and ends before what that does next."""
+    """Run the block on ``stream``, which waits for the current stream; afterwards the current one waits for it."""
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         yield
@@ -62,7 +62,7 @@ def within(stream: Any) -> Iterator[None]:
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Python's collector runs before, not within: a dead graph that it finds during a capture ends that one."""
+    """Collect garbage before the block and not in it: to free a dead graph during a capture would end the capture."""
     gc.collect()
     enabled = gc.isenabled()
     gc.disable()

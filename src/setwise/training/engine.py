@@ -236,7 +236,7 @@ class Engine:
         self._place.add_(rows)
 
     def _move_mean(self, done: Tensor) -> None:
-        """The mean of the first 1 / (1 - ema) steps' weights; after those, each step counts 1 - ema."""
+        """Move the mean weights: the mean of the first 1 / (1 - ema) steps; after those, each step counts 1 - ema."""
         share = (1 / done).clamp(min=1 - self.recipe.ema)
         for name, x in self.method.encoder.state_dict().items():
             if x.is_floating_point():
@@ -245,7 +245,7 @@ class Engine:
                 self._mean[name].copy_(x)  # a count
 
     def evaluated_encoder(self) -> nn.Module:
-        """What a run is evaluated by: the encoder, or a copy of it with the mean weights where the recipe has ema."""
+        """The encoder that a run is evaluated by; with ema in the recipe, a copy of it with the mean weights."""
         if not self._mean:
             return self.method.encoder
         encoder = copy.deepcopy(self.method.encoder)

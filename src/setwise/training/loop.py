@@ -21,7 +21,7 @@ from setwise.data import ImageSet
 from setwise.data.api import Where
 from setwise.data.pairs import PairSet, Side, TrainingSet
 from setwise.encoders import settled
-from setwise.locks import Taken, locked
+from setwise.locks import LockTaken, locked
 from setwise.losses.parallel import Processes
 from setwise.recipe import Recipe, flat
 from setwise.training import checkpoint as checkpoints
@@ -42,14 +42,14 @@ FILE = "checkpoint.safetensors"
 
 
 def stopping_signals() -> list[int]:
-    """Signals that stop a run; not a lost terminal's where it is to be ignored (nohup), or where there is none."""
+    """The signals that stop a run. SIGHUP is not one of them under nohup, or where the system has none."""
     hangup = getattr(signal, "SIGHUP", None)
     stopping: list[int] = [signal.SIGINT, signal.SIGTERM]
     return stopping if hangup is None or signal.getsignal(hangup) is signal.SIG_IGN else [*stopping, hangup]
 
 
 class Signals:
-    """SIGINT, SIGTERM and SIGHUP as something to look at between steps; another one, later, is obeyed at once."""
+    """Notes the first signal to stop, for the loop to look at between steps; a later one stops the run at once."""
 
     seen = 0
     _when = 0.0
@@ -73,7 +73,7 @@ class Signals:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How a run is carried out, which changes nothing of its outcome but rounding: where, and what is written."""
+    """How a run is carried out: where, and what it writes. Its outcome stays the same, up to rounding."""
 
     device: torch.device
     resume: bool = False  # go on from the folder's checkpoint, if there is one
@@ -171,8 +171,8 @@ class _Run:
             try:
                 engine.step()
             except (ValueError, RuntimeError) as error:
-                if (explained := _explained(error, engine, turn + 1)) is not None:
-                    raise explained from error
+                if (failure := _step_failure(error, engine, turn + 1)) is not None:
+                    raise failure from error
                 raise
             if turn + 1 == engine.steps:
                 break  # the epoch's metrics come first
@@ -238,7 +238,7 @@ def _resumptions(earlier: Checkpoint | None, device: torch.device) -> list[dict[
     return before if before[-1] | here == before[-1] else [*before, {"epoch": earlier.epoch + 1, **here}]
 
 
-def _explained(error: Exception, engine: Engine, step: int) -> TrainingError | None:
+def _step_failure(error: Exception, engine: Engine, step: int) -> TrainingError | None:
     """Where a step failed and what to do about it; None for an error that says nothing to a user."""
     where = f"epoch {engine.epoch + 1}, step {step} of {engine.steps}"
     if isinstance(error, ValueError):  # the losses look at their input where that is free
@@ -258,7 +258,7 @@ def _locked(folder: Path) -> Iterator[None]:
     try:
         with locked(folder / ".lock", option="--out (reproduce: --scratch)"):
             yield
-    except Taken as error:
+    except LockTaken as error:
         raise ValueError(
             f"expected {folder} for this run alone, but {error}; give another --out, {see('how-to/errors#resume')}"
         ) from error

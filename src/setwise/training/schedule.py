@@ -19,14 +19,14 @@ from setwise.recipe import Recipe
 @register.schedule("constant", about="The same rate throughout, after a linear rise over the warm-up's epochs.")
 def constant(lr: float, progress: float, epochs: int, *, warmup: float = 0.0) -> float:
     """The rate itself."""
-    return _rise(lr, progress, warmup) if _warming(progress, epochs, warmup) else lr
+    return _warmup_rate(lr, progress, warmup) if _warming(progress, epochs, warmup) else lr
 
 
 @register.schedule("steps", about="A tenth after half of the epochs, and again after three quarters.")
 def steps(lr: float, progress: float, epochs: int, *, warmup: float = 0.0) -> float:
     """The rate, a tenth or a hundredth of it."""
     if _warming(progress, epochs, warmup):
-        return _rise(lr, progress, warmup)
+        return _warmup_rate(lr, progress, warmup)
     share = progress / epochs
     return lr * (1 if share < 0.5 else 0.1 if share < 0.75 else 0.01)
 
@@ -35,7 +35,7 @@ def steps(lr: float, progress: float, epochs: int, *, warmup: float = 0.0) -> fl
 def cosine(lr: float, progress: float, epochs: int, *, warmup: float = 0.0) -> float:
     """lr (1 + cos(π t)) / 2, t from 0 at the end of the warm-up to 1 at the end."""
     if _warming(progress, epochs, warmup):
-        return _rise(lr, progress, warmup)
+        return _warmup_rate(lr, progress, warmup)
     start = warmup / epochs
     return lr * 0.5 * (1 + math.cos(math.pi * (progress / epochs - start) / (1 - start)))
 
@@ -44,7 +44,7 @@ def _warming(progress: float, epochs: int, warmup: float) -> bool:
     return progress < warmup or warmup == epochs  # it may end with the training
 
 
-def _rise(lr: float, progress: float, warmup: float) -> float:
+def _warmup_rate(lr: float, progress: float, warmup: float) -> float:
     return lr * progress / warmup
 
 
@@ -68,7 +68,7 @@ def epoch_order(samples: int, *, seed: int, epoch: int) -> Tensor:
 
 
 def view_start(recipe: Recipe, done: int, total: int) -> float:
-    """The share of training since which views have the size of the step that follows ``done`` of ``total`` others."""
+    """The share of training at which the views got the size that they have after ``done`` of ``total`` steps."""
     ends: tuple[float, ...] = recipe.views.options.get("until", ())  # a preset of your own may have no such field
     return max((end for end in ends if end <= done / total), default=0.0)
 

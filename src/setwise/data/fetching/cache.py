@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from setwise.data.root import OPTION, root_of
-from setwise.locks import Taken, locked
+from setwise.locks import LockTaken, locked
 
 FOLDER = ".decoded"
 
@@ -64,7 +64,7 @@ def writable(folders: Sequence[Path], key: str) -> Iterator[Path | None]:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(locked(folder / f"{key}.lock", option=OPTION, wait=True))
-            except (OSError, Taken):  # it cannot be written, or has no locks
+            except (OSError, LockTaken):  # it cannot be written, or has no locks
                 continue
             yield folder
             return

@@ -133,10 +133,10 @@ def read(name: str, folder: Path, split: str) -> ImageSet:
     for k, file in enumerate(files):
         path, rows = place / file, slice(k * count, (k + 1) * count)
         if not path.is_file():
-            raise DataError(f"expected {path}, got no such file; {_again(spec)}")
+            raise DataError(f"expected {path}, got no such file; {_fetch_again(spec)}")
         images[rows], labels[rows] = _read_binary(path, spec, count) if layout == "binary" else _read_python(path, spec)
         if labels[rows].max(initial=0) >= len(spec.classes):
-            raise DataError(f"expected labels below {len(spec.classes)} in {path}, got others; {_again(spec)}")
+            raise DataError(f"expected labels below {len(spec.classes)} in {path}, got others; {_fetch_again(spec)}")
     return ImageSet(
         name=name,
         split=split,
@@ -154,12 +154,12 @@ def verify(name: str, folder: Path) -> None:
     for file in sorted(place.iterdir()) if place else ():
         digest = spec.digests.get(file.name) if file.suffix == ".bin" else None
         if digest and file_digest(file, "sha1") != digest:  # the checksum of a python batch is compared as it is read
-            raise DataError(f"expected {file} as its makers published it, got another checksum; {_again(spec)}")
+            raise DataError(f"expected {file} as its makers published it, got another checksum; {_fetch_again(spec)}")
     for split in SPLITS:
         read(name, folder, split)
 
 
-def _again(spec: Spec) -> str:
+def _fetch_again(spec: Spec) -> str:
     """What to do about a damaged file."""
     return f"it is damaged: fetch it again with `setwise data fetch {spec.name} --force`"
 
@@ -182,7 +182,8 @@ def _read_binary(path: Path, spec: Spec, count: int) -> tuple[npt.NDArray[np.uin
     record = spec.label_bytes + PIXELS
     if (size := path.stat().st_size) != count * record:
         raise DataError(
-            f"expected {path} of {count * record:,} bytes, {count:,} records of {record}, got {size:,}; {_again(spec)}"
+            f"expected {path} of {count * record:,} bytes, {count:,} records of {record}, got {size:,}; "
+            + _fetch_again(spec)
         )
     rows = np.fromfile(path, np.uint8, count=count * record).reshape(count, record)
     return rows[:, spec.label_bytes :], rows[:, spec.label_bytes - 1]

@@ -59,11 +59,11 @@ def _find(path: Path) -> Path | None:
     for place in (path / MAT, path / "cuhk03_release" / MAT):
         if place.is_file():
             return place
-    pictures = path.is_dir() and not has_train(path) and _are_theirs([p for p in path.iterdir() if is_image(p)])
+    pictures = path.is_dir() and not has_train(path) and _in_cuhk03_form([p for p in path.iterdir() if is_image(p)])
     return path if pictures else None
 
 
-def _are_theirs(pictures: list[Path]) -> bool:
+def _in_cuhk03_form(pictures: list[Path]) -> bool:
     """Whether these are CUHK-03's, or pairs in its form. Photos such as trip_01.jpg to trip_09.jpg are neither.
 
     All have CUHK-03's names; or all are IDENTITY_SHOT, the first shot of a view is there, and at least half of two or

@@ -68,7 +68,7 @@ def read_image(
     with _opened(path) as image:
         small = None
         if crop and size is not None and image.format in ("JPEG", "MPO"):
-            form, whole = size if _on_its_side(image) else size[::-1], image.size  # width, height, as stored
+            form, whole = size if _swaps_sides(image) else size[::-1], image.size  # width, height, as stored
             small = image.draft(None, (SPARE * form[0], SPARE * form[1]))  # halved while it stays that large
         with turn() if image.width * image.height > LARGE else nullcontext():
             if small is None or image.size == whole:
@@ -173,10 +173,10 @@ def image_size(path: str | Path) -> tuple[int, int]:
     """Height and width of an image that stands upright, from its header."""
     with _opened(path) as image:
         width, height = image.size
-        return (width, height) if _on_its_side(image) else (height, width)
+        return (width, height) if _swaps_sides(image) else (height, width)
 
 
-def _on_its_side(image: Any) -> bool:
+def _swaps_sides(image: Any) -> bool:
     """Whether the EXIF tag exchanges height and width."""
     # Pillow looks for a PNG's EXIF tag behind its pixels, and turns the size of a TIFF itself.
     tagged = image.format not in ("PNG", "TIFF") or "exif" in image.info

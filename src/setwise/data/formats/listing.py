@@ -87,7 +87,7 @@ def list_split(folder: Path, split: str, *, follow_links: bool = False) -> Listi
         two = os.path.join(folder, "").count(os.sep) + 1  # separators in photos/a/1.jpg
         names = sorted({_parent(path) for path, _ in files}) if depths == {two} else []
         if not files:
-            raise _none_in(folder, found)
+            raise _no_images(folder, found)
         return _labelled(found, files, names if len(names) > 1 else [])
     if split == "test":
         split = found.split = test_split(folder) or ""
@@ -101,7 +101,7 @@ def list_split(folder: Path, split: str, *, follow_links: bool = False) -> Listi
         inside = Listing(folder, split)
         here = _sorted(_walk(place, inside, follow_links=follow_links))
         if not here and not inside.unusable and (split == "train" or inside.others):
-            raise _none_in(place, inside)
+            raise _no_images(place, inside)
         files += here
         found.unusable += inside.unusable
         found.others += inside.others
@@ -174,7 +174,7 @@ def _folders(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
-def _none_in(place: Path, found: Listing) -> DataError:
+def _no_images(place: Path, found: Listing) -> DataError:
     if found.unusable:
         path, why = found.unusable[0]
         return DataError(f"expected images in {place}, got {found.relative(path)}: {why}")
