@@ -98,6 +98,20 @@ def test_a_start_tells_when_it_passed_what(script, tmp_path):
     assert sorted(times.values()) == list(times.values())
 
 
+def test_a_folder_of_jpegs_is_made(script, tmp_path):
+    starts = script("start")
+    for k in range(starts.CLASSES):
+        (tmp_path / f"class-{k}").mkdir()
+    for number in (0, 1, 11):
+        starts.write(tmp_path, number)
+    files = sorted(tmp_path.rglob("*.jpg"))
+    assert [file.parent.name for file in files] == ["class-0", "class-1", "class-1"]
+    assert len({file.read_bytes() for file in files}) == 3
+    for file in files:
+        with Image.open(file) as image:
+            assert (image.format, image.size, image.mode) == ("JPEG", (starts.SIDE, starts.SIDE), "RGB")
+
+
 def test_trials_are_recipes_that_differ_in_all_that_counts(script):
     search = script("speedrun_search")
     start = recipe("speedrun/cifar10")
