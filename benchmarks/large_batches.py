@@ -22,6 +22,7 @@ from torch import Tensor
 
 import setwise as sw
 from setwise.losses import structured
+from setwise.training.checkpoint import write_text
 from setwise.training.environment import environment
 
 Step = Callable[[Tensor, Tensor], Tensor]
@@ -140,7 +141,7 @@ def main() -> None:
         same = {key: row[key] for key in ("loss", "n", "noise") if key in row}
         record[kind] = [one for one in record[kind] if not same.items() <= one.items()] + [row]
         if arguments.out:
-            arguments.out.write_text(json.dumps(record, indent=1) + "\n")
+            write_text(arguments.out, json.dumps(record, indent=1) + "\n")
 
     if "small" in arguments.parts:
         for name, loss in (ours | keep_all).items():

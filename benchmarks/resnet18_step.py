@@ -1,10 +1,12 @@
-"""Ways to make ResNet-18's training step faster on a GPU, all in one run: milliseconds and TFLOP/s of each.
+"""Ways to make ResNet-18's training step faster on a GPU: milliseconds and TFLOP/s of each.
 
-    python benchmarks/resnet18_step.py [--out results/bench-resnet18-h200.json] [--only compiled] [--seconds 2]
+    python benchmarks/resnet18_step.py [--out FILE.json] [--only compiled] [--seconds 2]
 
 A step is all of SimCLR with QARe: two views of 512 images, encoder, head, loss, gradients, SGD; captured as one graph.
 The first way is what `setwise pretrain` does, "encoder compiled" what its --compile does. The others change one thing
-each, or several that belong together. A way that fails says why, and the others go on.
+each, or several that belong together. A way that fails says why, and the others go on. Where the
+command was stopped, the same one goes on: ways that FILE.json has are not measured again, but the first one is, so that
+each visit has its own to compare with.
 
 Nothing here is in fp8: torch has fp8 products of matrices (torch._scaled_mm), and no fp8 convolutions. Views are not
 compiled: ours are one launch, and plain torch's wait for the device, so that nothing can be captured.
@@ -34,7 +36,9 @@ from setwise.kernels import views as view_kernels
 from setwise.methods import Batch, Contrastive
 from setwise.paper.recipes import recipe as named
 from setwise.recipe import Recipe
+from setwise.runs import choose_device
 from setwise.training.capture import captured
+from setwise.training.checkpoint import write_text
 from setwise.training.engine import untrained
 from setwise.training.environment import environment
 from setwise.training.operations import training_operations
@@ -62,28 +66,29 @@ class Way:
     capture: bool = True
 
 
+# Those that may be fastest first: a compilation takes up to a minute.
 WAYS = (
     Way("as setwise pretrain"),
-    Way("without QARe", qare=False),
     Way("encoder compiled", compile="encoder"),
-    Way("encoder compiled, max-autotune", compile="encoder", mode=AUTOTUNE),
     Way("encoder, head, loss compiled", compile="network"),
     Way("encoder, head, loss compiled, max-autotune", compile="network", mode=AUTOTUNE),
-    Way("plain torch's convolutions", kernels=False),
-    Way("plain torch's views, not captured", view_kernel=False, capture=False),
-    Way("channels first", channels_last=False),
-    Way("channels first, encoder compiled", channels_last=False, compile="encoder"),
-    Way("SGD not fused", fused=False),
-    Way("not captured", capture=False),
-    Way("not captured, encoder compiled", capture=False, compile="encoder"),
-    Way("float32", bf16=False),
     Way("batch 1024", batch=1024),
     Way("batch 1024, encoder compiled", batch=1024, compile="encoder"),
-    Way("batch 1024, encoder compiled, max-autotune", batch=1024, compile="encoder", mode=AUTOTUNE),
     Way("views of 24 pixels", size=24),
     Way("views of 24 pixels, encoder compiled", size=24, compile="encoder"),
     Way("views of 16 pixels", size=16),
     Way("views of 16 pixels, encoder compiled", size=16, compile="encoder"),
+    Way("without QARe", qare=False),
+    Way("plain torch's convolutions", kernels=False),
+    Way("channels first", channels_last=False),
+    Way("SGD not fused", fused=False),
+    Way("not captured", capture=False),
+    Way("float32", bf16=False),
+    Way("plain torch's views, not captured", view_kernel=False, capture=False),
+    Way("encoder compiled, max-autotune", compile="encoder", mode=AUTOTUNE),
+    Way("batch 1024, encoder compiled, max-autotune", batch=1024, compile="encoder", mode=AUTOTUNE),
+    Way("channels first, encoder compiled", channels_last=False, compile="encoder"),
+    Way("not captured, encoder compiled", capture=False, compile="encoder"),
 )
 
 
@@ -196,15 +201,24 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--only", default="", help="ways with these words in their name")
     parser.add_argument("--seconds", type=float, default=2.0, help="of measuring, for each way")
+    parser.add_argument("--encoder", default="resnet18", help="another one, to try this on a CPU")
     parser.add_argument("--device", default="cuda")
     given = parser.parse_args(words)
-    device, data = torch.device(given.device), images(COUNT)
-    record: dict[str, Any] = {"what": "ResNet-18 steps", **environment(device), "recipe": RECIPE, "ways": []}
-    for way in (way for way in WAYS if given.only in way.name):
-        record["ways"].append(measure(way, data, device, seconds=given.seconds))
+    device, data = choose_device(given.device), images(COUNT)
+    record: dict[str, Any] = {"what": "ResNet-18 steps", "recipe": RECIPE, "visits": [], "ways": []}
+    if given.out and given.out.exists():
+        record |= json.loads(given.out.read_text())
+    known = {row["name"] for row in record["ways"]}
+    ways = [way for way in WAYS if given.only in way.name and way.name not in known]
+    if known and ways:
+        ways.insert(0, WAYS[0])  # again, since the others are compared with it
+    record["visits"].append(environment(device))
+    for way in ways:
+        row = measure(way, data, device, seconds=given.seconds, encoder=given.encoder)
+        record["ways"].append(row | {"visit": len(record["visits"])})
         print(shown(record["ways"][-1]), flush=True)
         if given.out:
-            given.out.write_text(json.dumps(record, indent=1) + "\n")
+            write_text(given.out, json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 """How long `setwise pretrain FOLDER` takes to its first step: at first, and when the images are decoded already.
 
-    python benchmarks/start.py FOLDER [--again 3] [--drop] [--device cuda] [--searched 3] [--out FILE.json]
+    python benchmarks/start.py FOLDER [--make 100000] [--again 3] [--drop] [--device cuda] [--searched 3] [--out FILE]
 
 Each start is a new process, which ends after its first step. The first one decodes all images, the others find them
-decoded. ``--drop`` empties the system's file cache before the first start, which needs root.
+decoded. ``--make`` fills FOLDER with JPEGs of 64 pixels before, by all cores. ``--drop`` empties the system's cache of
+files before the first start, which needs root.
 
 The times are seconds since the process was started: "torch" and "setwise" are imported, the "device" is ready, the
 files are "listed" and decoded, the images are "read", the "network" is on the device, the step is "prepared" (on a GPU:
@@ -21,10 +22,34 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 STARTED, SEARCHED = "SETWISE_STARTED", "SETWISE_SEARCHED"  # variables of a start
+SIDE, CLASSES = 64, 10  # of images that are made
+
+
+def write(folder: Path, number: int) -> None:
+    """One JPEG: smooth noise with some grain, drawn by its number, which compresses like a small photo."""
+    import numpy as np  # not above: a start imports it when setwise does
+    from PIL import Image
+
+    rng = np.random.default_rng(number)
+    smooth = Image.fromarray(rng.integers(0, 256, (8, 8, 3), np.uint8)).resize((SIDE, SIDE), Image.Resampling.BICUBIC)
+    grain = rng.normal(0, 8, (SIDE, SIDE, 3))
+    pixels = (np.asarray(smooth) + grain).clip(0, 255).astype(np.uint8)
+    Image.fromarray(pixels).save(folder / f"class-{number % CLASSES}" / f"{number:07}.jpg", quality=85)
+
+
+def make(folder: Path, count: int) -> None:
+    """Write ``count`` images, in folders of classes, by all cores."""
+    for number in range(CLASSES):
+        (folder / f"class-{number}").mkdir(parents=True, exist_ok=True)
+    with get_context("spawn").Pool() as pool:
+        for _ in pool.imap_unordered(partial(write, folder), range(count), chunksize=500):
+            pass
 
 
 def start(options: list[str]) -> None:
@@ -89,6 +114,7 @@ def main() -> None:
     """The first start and the others, one after the other."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--make", type=int, default=0, metavar="COUNT", help="images to make in the folder first")
     parser.add_argument("--again", type=int, default=3, help="starts after the first one")
     parser.add_argument("--drop", action="store_true", help="empty the system's file cache first")
     parser.add_argument("--device", default="auto")
@@ -96,6 +122,12 @@ def main() -> None:
     parser.add_argument("--root", type=Path, help="where decoded images are kept, so that another call finds them")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
+    import torch
+
+    if args.device == "cuda" and not torch.cuda.is_available():  # at once, not after a hundred thousand images
+        parser.error("expected a CUDA device for --device cuda, got none")
+    if args.make:
+        make(args.folder, args.make)
     if args.drop:
         os.sync()
         Path("/proc/sys/vm/drop_caches").write_text("3")

@@ -65,6 +65,28 @@ def test_ways_of_a_step_are_measured_and_failures_are_told(script):
     assert "failed: IndexError" in steps.shown(row)
 
 
+def test_ways_that_are_measured_are_kept_and_each_visit_measures_the_first(script, tmp_path, monkeypatch):
+    steps, out = script("resnet18_step"), tmp_path / "ways.json"
+    seen = []
+    monkeypatch.setattr(steps, "measure", lambda way, *_, **__: (seen.append(way.name), {"name": way.name})[1])
+    monkeypatch.setattr(steps, "shown", lambda row: row["name"])
+    first, rest = steps.WAYS[0].name, [way.name for way in steps.WAYS[1:]]
+    options = ["--device", "cpu", "--out", str(out)]
+    steps.main([*options, "--only", rest[0]])
+    assert seen == [name for name in rest if rest[0] in name]
+    seen.clear()
+    steps.main(options)
+    record = json.loads(out.read_text())
+    assert seen[0] == first
+    assert set(seen) == {way.name for way in steps.WAYS} - {name for name in rest if rest[0] in name}
+    assert [row["visit"] for row in record["ways"]] == sorted(row["visit"] for row in record["ways"])
+    assert {row["visit"] for row in record["ways"] if row["name"] in seen} == {2}
+    assert len(record["visits"]) == 2
+    seen.clear()
+    steps.main(options)
+    assert not seen
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")  # of torch's own compiler
 def test_a_compiled_step_computes_what_a_plain_one_does(script):
     steps, data = script("resnet18_step"), images(8, 8)
@@ -96,6 +118,20 @@ def test_a_start_tells_when_it_passed_what(script, tmp_path):
     times = found["first"]
     assert list(times) == ["torch", "setwise", "device", "listed", "read", "network", "prepared", "step"]
     assert sorted(times.values()) == list(times.values())
+
+
+def test_a_folder_of_jpegs_is_made(script, tmp_path):
+    starts = script("start")
+    for k in range(starts.CLASSES):
+        (tmp_path / f"class-{k}").mkdir()
+    for number in (0, 1, 11):
+        starts.write(tmp_path, number)
+    files = sorted(tmp_path.rglob("*.jpg"))
+    assert [file.parent.name for file in files] == ["class-0", "class-1", "class-1"]
+    assert len({file.read_bytes() for file in files}) == 3
+    for file in files:
+        with Image.open(file) as image:
+            assert (image.format, image.size, image.mode) == ("JPEG", (starts.SIDE, starts.SIDE), "RGB")
 
 
 def test_trials_are_recipes_that_differ_in_all_that_counts(script):

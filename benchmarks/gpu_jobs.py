@@ -1,0 +1,246 @@
+"""What still needs a GPU, in order of worth. Seconds are of an H200 with 16 cores; or a guess."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from gpu_queue import RESULTS, SCRATCH, Job
+
+Left = Callable[[Path], float | None]
+CIFAR10, CIFAR100, MULTI30K, TINY = "cifar-10-batches-bin", "cifar-100-binary", "multi30k", "tiny-imagenet-200"
+START = 30.0  # seconds until a process has imported torch, compiled kernels and captured its first step
+
+
+def read(path: Path) -> dict:
+    """A JSON file; nothing of one that is not there."""
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+# --- tests ---
+
+TESTS = {
+    "kernels": ["tests/kernels", "--ignore=tests/kernels/test_views.py"],
+    "losses": ["tests/losses", "tests/assignment"],
+    "views": ["tests/kernels/test_views.py", "tests/evaluation", "tests/methods", "tests/runs"],
+    "training": ["tests/training"],
+}
+
+
+def tests(name: str) -> Job:
+    """The GPU tests of some rooms."""
+    file = f"logs/tests-{name}.xml"
+    options = ("-m", "gpu", "-v", "--continue-on-collection-errors", "-p", "no:cacheprovider")
+    words = ("-m", "pytest", *TESTS[name], *options, f"--junitxml={{out}}/{file}")
+    return Job(f"tests-{name}", f"GPU tests of {name}: does it compute what a CPU computes?", words, 75, leaves=(file,))
+
+
+# --- measurements, which run alone ---
+
+LARGE = "bench-large-batches-{gpu}.json"
+WAYS = "bench-resnet18-{gpu}.json"
+
+
+def row_left(out: Path) -> float:
+    """The last of the large batches: a million rows with QARe."""
+    files = (out / RESULTS).glob(LARGE.format(gpu="*"))
+    rows = [row for file in files for row in read(file).get("rows", [])]
+    return 0.0 if any(row["loss"] == "float16 + qare" and row["n"] == 2**20 for row in rows) else 60.0
+
+
+def ways_left(out: Path) -> float:
+    """Ways of a ResNet-18 step that are not measured: each compiles for up to a minute."""
+    from resnet18_step import WAYS as ways
+
+    files = (out / RESULTS).glob(WAYS.format(gpu="*"))
+    known = {row["name"] for file in files for row in read(file).get("ways", [])}
+    missing = sum(way.name not in known for way in ways)
+    return START + 35.0 * missing if missing else 0.0
+
+
+def measurements() -> list[Job]:
+    """Times, on a quiet device."""
+    large, sets, start = (
+        f"{RESULTS}/{LARGE}",
+        f"{RESULTS}/bench-sets-{{gpu}}.json",
+        f"{RESULTS}/bench-start-{{gpu}}.json",
+    )
+    images = ("{out}/" + f"{SCRATCH}/jpegs", "--make", "100000", "--again", "2", "--device", "cuda")
+    return [
+        Job(
+            "large-batches",
+            "docs/scale.md: InfoNCE with QARe of a million rows",
+            ("benchmarks/large_batches.py", "--parts", "large", "--out", "{out}/" + large),
+            60,
+            "four steps of 10 s, as bench-large-batches-h200.json has them",
+            left=row_left,
+        ),
+        Job(
+            "sets",
+            "a step that knows only sets, against one that knows pairs",
+            ("benchmarks/sets.py", "--device", "cuda", "--out", "{out}/" + sets),
+            60,
+            leaves=(sets,),
+        ),
+        Job(
+            "start",
+            "how long `setwise pretrain FOLDER` takes to its first step, of 100,000 JPEGs",
+            ("benchmarks/start.py", *images, "--out", "{out}/" + start),
+            180,
+            leaves=(start,),
+        ),
+        Job(
+            "resnet18-step",
+            "docs/speedrun.md: which way to take a ResNet-18 step is fastest",
+            ("benchmarks/resnet18_step.py", "--out", "{out}/" + f"{RESULTS}/{WAYS}"),
+            765,
+            left=ways_left,
+            piece=100,
+        ),
+    ]
+
+
+# --- the speed record ---
+
+TRIALS = 16
+
+
+def trials_left(out: Path) -> float:
+    """Trials of the search that have no record."""
+    missing = TRIALS - len(list((out / "search" / "runs").rglob("seed-*.json")))
+    return START + 90.0 * missing if missing > 0 else 0.0
+
+
+def race(name: str, seconds: float, basis: str, *changes: str) -> Job:
+    """A run under the clock, on validation images."""
+    words = ("-m", "setwise", "speedrun", "--validation", "--name", f"speedrun/{name}", "--device", "cuda")
+    places = ("--root", "{data}", "--out", "{out}/" + f"{SCRATCH}/runs", "--results", "{out}/" + RESULTS)
+    leaf = f"{RESULTS}/speedrun/{name}/validation/seed-1.json"
+    about = "docs/speedrun.md: accuracy and time of the recipe, on validation images"
+    changed = ("--change", *changes) if changes else ()
+    return Job(f"speedrun-{name}", about, (*words, *places, *changed), seconds, basis, (leaf,), data=(CIFAR10,))
+
+
+SEARCH = Job(
+    "speedrun-search",
+    "docs/speedrun.md: recipes that reach 90 % for less",
+    (
+        *("benchmarks/speedrun_search.py", "--trials", str(TRIALS), "--at-once", "4", "--minutes", "10"),
+        *("--results", "{out}/search", "--root", "{data}", "--device", "cuda"),
+    ),
+    660,
+    "a guess; it is given ten minutes at a time",
+    left=trials_left,
+    piece=300,
+    beside=True,
+    cores=16,
+    data=(CIFAR10,),
+)
+
+# --- records of runs ---
+
+HALVES, PARTS = f"{RESULTS}/sets-halves.json", 13  # as many parts as settings
+
+
+def halves_left(out: Path) -> float | None:
+    """None while a tuned run of a setting lacks: parts are not counted apart."""
+    from sets_study import SEEDS, settings
+
+    tuned = sum("/tuned/" in key for key in read(out / HALVES))
+    wanted = len(SEEDS) * sum(setting.data == "halves" for setting in settings("halves"))
+    return 0.0 if tuned == wanted else None
+
+
+def halves(part: int) -> Job:
+    """A setting of the study of halves."""
+    words = ("benchmarks/sets_study.py", "{data}", "--study", "halves", "--data", "halves", "--part", f"{part}/{PARTS}")
+    return Job(
+        f"halves-{part}",
+        "docs on sets: halves of all 50,000 images in sets of 1 to 128",
+        (*words, "--device", "cuda", "--out", "{out}/" + HALVES),
+        360,
+        left=halves_left,
+        piece=60,
+        beside=True,
+        data=(CIFAR10,),
+    )
+
+
+def runs(name: str, about: str, words: str, seconds: float, *, at_once: int, speed: float, piece: float) -> Job:
+    """Runs of `setwise reproduce`: ``at_once`` side by side, which makes ``speed`` times as many as one at a time."""
+    tables, *options = words.split(" --")
+    given = {key: values for key, *values in (option.split() for option in options)}
+    data = given.get("data", ["cifar10"])[0]
+
+    def left(out: Path) -> float:
+        from setwise.paper.jobs import expand
+        from setwise.paper.reproduce import estimate
+
+        jobs = expand(tables.split(), data=data, only=given.get("only", ()), results=out / RESULTS)
+        missing = [job for job in jobs if not job.record(out / RESULTS).exists()]
+        return START + sum(filter(None, estimate(missing, out / RESULTS))) / speed if missing else 0.0
+
+    places = ("--results", "{out}/" + RESULTS, "--scratch", "{out}/" + f"{SCRATCH}/reproduce", "--root", "{data}")
+    return Job(
+        name,
+        about,
+        (
+            "-m",
+            "setwise",
+            "reproduce",
+            *words.split(),
+            *places,
+            "--at-once",
+            str(at_once),
+            "--forget",
+            "--device",
+            "cuda",
+        ),
+        seconds,
+        "from bench-step*.json",
+        left=left,
+        piece=piece,
+        beside=True,
+        cores=at_once,
+        data=({"cifar10": CIFAR10, "cifar100": CIFAR100, "tiny-imagenet": TINY}[data],),
+    )
+
+
+CONV4 = {"at_once": 15, "speed": 3.3, "piece": 150.0}  # 15 runs of 200 epochs took 140 s, one alone 31 s
+RESNET32 = {"at_once": 6, "speed": 1.6, "piece": 180.0}  # 6 made 40 runs an hour, one alone 24
+LONG = RESNET32 | {"at_once": 3, "piece": 360.0}  # of 200 epochs: what is not done in the end is lost
+
+
+def records_of_runs() -> list[Job]:
+    """Tables, the short ones and those that teach most first."""
+    tuned = "findings: SimCLR and SimCLR with each term, equally well tuned"
+    return [
+        runs("tuned-cifar10", f"{tuned}; Conv-4", "tuned", 330, **CONV4),
+        runs("tuned-cifar100", f"{tuned}; Conv-4", "tuned --data cifar100", 500, **CONV4),
+        runs("map", "findings: where a set-level term pays", "map", 900, **CONV4),
+        runs("tuning-resnet32", f"{tuned}; trials of ResNet-32", "tuning --only resnet32", 800, **RESNET32),
+        runs("tuned-resnet32", f"{tuned}; ResNet-32", "tuned --only resnet32", 900, **LONG),
+        runs(
+            "tiny-conv4",
+            "tables 2 and 3 on tiny-ImageNet",
+            "table2 table3 --data tiny-imagenet --only conv4",
+            4400,
+            **CONV4,
+        ),
+        runs("map-cifar100", "findings: does a term pay on other data, too", "map --data cifar100", 900, **CONV4),
+        runs("tables-resnet32", "tables 2 and 3, ResNet-32", "table2 table3 --only resnet32", 3400, **LONG),
+        runs("tables-cifar100", "tables 2 and 3 on CIFAR-100", "table2 table3 --data cifar100", 3600, **LONG),
+        runs("fig-beta-resnet32", "figure 2, ResNet-32", "fig-beta --only resnet32", 4000, **LONG),
+    ]
+
+
+JOBS = (
+    *map(tests, TESTS),
+    *measurements(),
+    race("20-epochs", 75, "20 epochs of 1.2 s, kernels, evaluation", "epochs=20"),
+    race("cifar10", 300, "200 epochs of 1.2 s, kernels, evaluation"),
+    SEARCH,
+    *(halves(part) for part in range(1, PARTS + 1)),
+    *records_of_runs(),
+)
