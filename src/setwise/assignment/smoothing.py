@@ -47,8 +47,6 @@ from setwise.checks import check_option
 from setwise.similarity import full_precision
 
 # Also names of ``rows``, for callers that need both halves.
-__all__ = ["Maximum", "Mining", "Smoothing", "assignment_maximum", "best_assignment", "best_partial", "best_rows"]
-
 Mining = Literal["batch-hard", "one-to-one"]
 ASSIGNMENT_SMOOTHINGS = ("none", "entropy", "sinkhorn", "sparse", "sparsemap")
 # 2^16 column subsets and 7! assignments: 10 and 6 ms on a CPU.

@@ -43,7 +43,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from setwise.assignment.smoothing import Mining, Smoothing
+from setwise.assignment.rows import Smoothing
+from setwise.assignment.smoothing import Mining
 from setwise.checks import check_matrix, check_overflow
 from setwise.kernels.scores import Products
 from setwise.losses.options import KnownSets, Reduction, Temperature, check_options, check_temperature, public, words_of

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import setwise.register as register
-from setwise.assignment.smoothing import Mining, Smoothing
+from setwise.assignment.rows import Smoothing
+from setwise.assignment.smoothing import Mining
 from setwise.assignment.spectrum import Bound
 from setwise.checks import check_embeddings, check_overflow, plain
 from setwise.kernels.scores import Products

@@ -52,7 +52,8 @@ from torch.utils.checkpoint import checkpoint
 
 from setwise.assignment.linear import solve_linear
 from setwise.assignment.quadratic import solve_quadratic, structure_of
-from setwise.assignment.smoothing import Maximum, Smoothing, best_assignment, best_partial, best_rows
+from setwise.assignment.rows import Maximum, Smoothing, best_rows
+from setwise.assignment.smoothing import best_assignment, best_partial
 from setwise.checks import one_derivative, see
 from setwise.kernels import rows as kernels
 from setwise.kernels.assign import best_inside

@@ -20,7 +20,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
-from setwise.assignment.smoothing import Mining, Smoothing, best_assignment, best_rows
+from setwise.assignment.rows import Smoothing, best_rows
+from setwise.assignment.smoothing import Mining, best_assignment
 from setwise.checks import one_derivative
 from setwise.kernels import rows as kernels
 from setwise.kernels import scores
