@@ -13,6 +13,7 @@ from sets_runs import (
     ONE,
     QUADRATIC,
     SAME,
+    SOFT,
     STAGES,
     WAYS,
     Row,
@@ -62,22 +63,31 @@ QUESTIONS = {
         "How large may the sets be?",
         "Larger sets",
         lambda row, ways: _plain(row) and row.data not in HALVES,
-        (*TRUTHS, *LOSSES),
+        (*TRUTHS, (SOFT, SAME), (SOFT, HARD)),
+    ),
+    "smoothing": Question(
+        "Do losses with other maxima do better?",
+        "Other maxima",
+        lambda row, ways: _plain(row) and not {way for way, _ in LOSSES}.isdisjoint(ways),
+        LOSSES,
     ),
     "wrong": Question(
-        "What if some sets are wrong?", "Wrong sets", lambda row, ways: row.wrong > 0, (*TRUTHS, (ONE, HARD))
+        "What if some sets are wrong?",
+        "Wrong sets",
+        lambda row, ways: row.wrong > 0,
+        (*TRUTHS, (SOFT, SAME), (SOFT, HARD)),
     ),
     "missing": Question(
         "What if some items have no partner?",
         "Items without a partner",
         lambda row, ways: row.missing > 0,
-        (*TRUTHS, _priced(SAME), _priced(ONE)),
+        (*TRUTHS, (SOFT, SAME), _priced(SAME), _priced(ONE), _priced(SOFT)),
     ),
     "halves": Question(
         "Is it so for images?",
         "Halves of images",
         lambda row, ways: _plain(row) and row.data in HALVES,
-        (*TRUTHS, (ONE, HARD)),
+        (*TRUTHS, (SOFT, SAME), (SOFT, HARD)),
     ),
     "quadratic": Question(
         "Does structure help?",
@@ -169,9 +179,12 @@ def cost_of_sets(path: Path) -> str:
 def _in_short(found: Study) -> Iterator[str]:
     yield from filter(None, (_cost(found, data) for data in DATA))
     for key, question in QUESTIONS.items():
-        if key != "quadratic":
-            yield from _at_most(f"{question.topic}: {name(ONE)} adds", _most(found, key, [(ONE, SAME)]))
-    yield from _at_most("A price in training adds", _most(found, "missing", [_priced(SAME), _priced(ONE)]))
+        if key not in ("smoothing", "quadratic"):
+            way = SOFT if _most(found, key, [(SOFT, SAME)]) else ONE
+            yield from _at_most(f"{question.topic}: {name(way)} adds", _most(found, key, [(way, SAME)]))
+    yield from _at_most(f"Doubt: {name(SOFT)} adds to {name(HARD)}", _most(found, "size", [(SOFT, HARD)]))
+    prices = [_priced(SAME), _priced(ONE), _priced(SOFT)]
+    yield from _at_most("A price in training adds", _most(found, "missing", prices))
     structure = _most(found, "quadratic", [(QUADRATIC, ONE)])
     yield from _at_most(f"Structure: {name(QUADRATIC)} adds to {name(ONE)}", structure)
     if cold := _most(found, "quadratic", [*TRUTHS, (QUADRATIC, SAME)], cold=True):

@@ -21,6 +21,8 @@ WAYS = {
     "same": '`"same"`',
     "hard": '`"hard"`',
     "one-to-one": '`"one-to-one"`',
+    "hard-soft": '`"hard"`, soft',
+    "one-to-one-soft": '`"one-to-one"`, soft',
     "quadratic": '`"quadratic"`',
     "sparse": "row-wise, sparse",
     "assignment-entropy": "one-to-one, entropic",
@@ -32,6 +34,7 @@ Way = tuple[str, bool]  # its name, and whether it has a price
 Runs = list[dict[str, Any]]
 Ways = dict[Way, Runs]
 SAME, HARD, ONE, QUADRATIC = ((name, False) for name in ("same", "hard", "one-to-one", "quadratic"))
+SOFT = ("one-to-one-soft", False)
 
 
 class Row(NamedTuple):
