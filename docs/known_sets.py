@@ -15,7 +15,6 @@ from sets_runs import (
     SAME,
     SOFT,
     STAGES,
-    WAYS,
     Row,
     Study,
     Way,
@@ -231,7 +230,7 @@ def _cost(found: Study, data: str) -> str:
 
 def picture_of_sets(path: Path) -> str:
     """Recall by the size of the sets, a panel for each data set that has several; "" where none has."""
-    found, panels, ways = study(path), [], [(one, False) for one in WAYS if one != "quadratic"]
+    found, panels, ways = study(path), [], [SAME, HARD, ONE, SOFT]
     for data in PANELS:
         rows = [one for one in answers(found, Question("", "", lambda row, _: _plain(row), ())) if one.row.data == data]
         rows.sort(key=lambda one: one.row.group)
