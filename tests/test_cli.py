@@ -1,6 +1,7 @@
 """The command line, as a person would call it."""
 
 import errno
+import gc
 import json
 import os
 import re
@@ -158,6 +159,18 @@ def test_the_help_of_a_recipe_has_a_line_for_every_field(capsys):
     for one in fields(Options):
         assert {f"--{one.name.replace('_', '-')}", f"--no-{one.name}"} & set(shown)
     assert all(len(line.split()) > 2 for line in shown.values())
+
+
+@pytest.mark.parametrize("collecting", [True, False])
+def test_help_leaves_the_collector_as_it_was(collecting, monkeypatch):
+    switched = []
+    monkeypatch.setattr(gc, "isenabled", lambda: collecting)
+    monkeypatch.setattr(gc, "disable", lambda: switched.append(False))
+    monkeypatch.setattr(gc, "enable", lambda: switched.append(True))
+    monkeypatch.setattr(gc, "freeze", lambda: None)  # or all objects of the tests would stay
+    main(["pretrain", "--help"])
+    assert switched[0] is False
+    assert switched[1:] == [True] * collecting
 
 
 def test_a_command_line_is_sorted():

@@ -26,6 +26,7 @@ from setwise.evaluation.probe import linear_probe
 from setwise.evaluation.retrieval import MOST, view_retrieval
 from setwise.methods import Supervised
 from setwise.recipe import Recipe
+from setwise.records.run import pause_collection
 from setwise.runs import structure
 from setwise.runs.choices import choices
 from setwise.training import checkpoint as checkpoints
@@ -110,10 +111,10 @@ def hold_out(data: Kept, count: int, *, seed: int, kind: str) -> tuple[Kept, Kep
         order = torch.randperm(len(pairs), generator=generator, device="cpu")
         fit = max(1, int((pairs[order].cumsum(0) <= count).sum()))
         held = torch.isin(numbers, order[:fit])
-        rest, kept = (which.nonzero().flatten() for which in (~held, held))
-        return data.select(rest, split="train"), data.select(kept, split=kind)
-    order = torch.randperm(len(data), generator=generator, device="cpu")
-    rest, kept = order[count:].sort().values, order[:count].sort().values
+    else:
+        held = torch.zeros(len(data), dtype=torch.bool, device="cpu")
+        held[torch.randperm(len(data), generator=generator, device="cpu")[:count]] = True
+    rest, kept = (which.nonzero().flatten() for which in (~held, held))
     return data.select(rest, split="train"), data.select(kept, split=kind)
 
 
@@ -154,7 +155,8 @@ def pretrain(
     data = recipe.data
     most = int(SHARE * torch.cuda.mem_get_info(how.device)[0]) if how.device.type == "cuda" else None
     load_split = partial(load, data.source, root, options=data.options, pixels=how.pixels, most_bytes=most, wait=True)
-    train_set = load_split(split="train") if images is None else images
+    with pause_collection():  # a row for each file is much to look at
+        train_set = load_split(split="train") if images is None else images
     count, recipe = (None, recipe) if decide is None else (len(train_set), decide(train_set))
     classes = len(train_set.classes)
     alone = data.source.startswith(PYTHON) or not has_test_split(data.source)
