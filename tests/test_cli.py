@@ -197,6 +197,7 @@ def test_a_command_line_is_sorted():
         ("--seed", "expected a value after --seed, got none"),
         ("--seedd 3", "did you mean '--seed'"),
         ("--logge csv", "did you mean '--logger'"),
+        ("--val 5", "did you mean '--validation'"),  # and not --small, which is nearer by its letters
         ("--chekpoint-seconds 3", "did you mean '--checkpoint-seconds'"),
         ("--temprature 1", "got '--temprature'; did you mean '--temperature'"),
         ("--zzzzz 1", "--help"),
@@ -221,6 +222,13 @@ def test_a_bad_option_is_one_line(typed, message):
     with pytest.raises(SystemExit) as stopped:
         main(["pretrain", *typed.split()])
     assert re.fullmatch(f"setwise: .*{re.escape(message)}.*", stopped.value.code)
+
+
+@pytest.mark.parametrize(("typed", "ends"), [("--batch 0", "at least 1, got 0"), ("--lr 1e40", "3.4e+38 at most")])
+def test_a_number_out_of_range_is_told_what_concerns_it(typed, ends):
+    with pytest.raises(SystemExit) as stopped:
+        main(["pretrain", *typed.split()])
+    assert stopped.value.code.endswith(ends)
 
 
 def test_a_link_to_itself_is_one_line(tmp_path):
