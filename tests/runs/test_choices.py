@@ -1,6 +1,7 @@
 """What a run on one's own images chooses, and that a person's word counts more."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -94,6 +95,18 @@ def test_a_cpu_shrinks_large_images_unless_a_person_says_a_size(tmp_path, monkey
         assert run.embed("large").embeddings.shape == (8, 64)
         main(["pretrain", "large", "--resume", "--device", "cpu", "--quiet", "--out", out, *words])
         assert sw.load_run(out).checkpoint.data["shape"] == shape
+
+
+def test_a_form_of_images_that_is_not_taken_is_told_what_makes_it_one(photos):
+    files = sorted(map(str, Path("photos").rglob("*.png")))
+    with pytest.raises(ValueError, match="got list; sw.data.from_images"):
+        sw.pretrain(files)
+    with pytest.raises(ValueError, match="encoder as a name, got Linear; .*your-network"):
+        sw.pretrain("photos", encoder=torch.nn.Linear(2, 2))
+    run = sw.pretrain(sw.data.from_images(files), changes={"epochs": 1}, device="cpu", out="from-files")
+    with pytest.raises(ValueError, match="got list; sw.data.from_images"):
+        run.embed(files)
+    assert sw.load_run("from-files/checkpoint.safetensors") == run
 
 
 def test_a_person_decides_against_it(photos, capsys):
