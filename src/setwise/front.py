@@ -38,7 +38,7 @@ from setwise.runs.pretraining import PYTHON
 from setwise.training import checkpoint as checkpoints
 from setwise.training.checkpoint import Checkpoint
 from setwise.training.loop import FILE as CHECKPOINT
-from setwise.training.loop import RunOptions
+from setwise.training.loop import RunOptions, check_no_run
 from setwise.training.processes import join, leave
 
 DEFAULT = "paper/digits-conv4-simclr-qare"  # of data sets by name
@@ -216,6 +216,8 @@ def pretrain(
         Choice.read(register.logger, logger)  # an unknown one raises now
     folder = Path("runs", plan.name, f"seed-{seed}") if out is None else Path(out)
     place = None if root is None else Path(root)
+    if not resume:
+        check_no_run(folder)  # now: to read many images first takes minutes
     alone = not (dist.is_available() and dist.is_initialized())
     processes, where = join(runs.choose_device(device))
     more: Any = tuple(loggers)

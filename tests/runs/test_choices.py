@@ -126,6 +126,14 @@ def test_a_person_decides_against_it(photos, capsys):
     assert sw.load_run("named").record["name"] == f"{DEFAULT} (changed)"
 
 
+def test_a_run_in_the_way_is_met_before_an_image_is_read(photos, monkeypatch):
+    words = ["pretrain", "photos", "--epochs", "1", "--device", "cpu", "--quiet"]
+    main(words)
+    monkeypatch.setattr("setwise.runs.pretraining.load", None)
+    with pytest.raises(SystemExit, match="expected no run in runs/photos/seed-1.*--resume"):
+        main(words)
+
+
 def test_a_run_that_goes_on_keeps_what_it_chose(photos, monkeypatch):
     words = ["pretrain", "photos", "--size", "16", "--device", "cpu", "--quiet"]
     main([*words, "--epochs", "2", "--batch", "16"])
