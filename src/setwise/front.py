@@ -192,12 +192,11 @@ def pretrain(
     """
     if data is not None and not isinstance(data, (str, os.PathLike, ImageSet, PairSet)):
         raise ValueError(f"expected data as a path, a name, an ImageSet or a PairSet, got {type(data).__name__}; {OWN}")
+    pages = {"method": see("how-to/your-method#your-method"), "encoder": see("how-to/your-method#your-network")}
     for path, name in (("method", method), ("encoder", encoder)):
         if not isinstance(name, (str, type(None))):
-            raise ValueError(
-                f"expected {path} as a name, got {type(name).__name__}; register your own under a name, "
-                + see(f"how-to/your-method#your-{'network' if path == 'encoder' else path}")
-            )
+            got = f"got {type(name).__name__}; register your own under a name, {pages[path]}"
+            raise ValueError(f"expected {path} as a name, {got}")
     given = data if isinstance(data, (ImageSet, PairSet)) else None
     source = f"{PYTHON}{data.name}" if isinstance(data, (ImageSet, PairSet)) else data
     wanted: dict[str, object] = {}
