@@ -139,6 +139,14 @@ def test_the_help_of_every_command_says_what_it_does(capsys):
         assert re.match(r"[A-Z].{20,}", what), command
 
 
+@pytest.mark.parametrize(
+    ("command", "takes"), [("map", "RUN IMAGES"), ("probe", "RUN"), ("data preview", "IMAGES"), ("data check", "DATA")]
+)
+def test_usage_says_what_a_command_takes_and_not_its_type(command, takes, capsys):
+    usage = help_of(command.split(), capsys).partition("\n\n")[0]
+    assert re.fullmatch(rf"usage: setwise {command} \[-h\] .*\b{takes}\b.*", usage)
+
+
 def test_the_help_of_a_recipe_has_a_line_for_every_field(capsys):
     found = recipe(QARE)
     lines = help_of(["pretrain", "--recipe", QARE, "--epochs", "7"], capsys).splitlines()
