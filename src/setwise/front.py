@@ -195,8 +195,9 @@ def pretrain(
     pages = {"method": see("how-to/your-method#your-method"), "encoder": see("how-to/your-method#your-network")}
     for path, name in (("method", method), ("encoder", encoder)):
         if not isinstance(name, (str, type(None))):
-            got = f"got {type(name).__name__}; register your own under a name, {pages[path]}"
-            raise ValueError(f"expected {path} as a name, {got}")
+            raise ValueError(
+                f"expected {path} as a name, got {type(name).__name__}; register your own under a name, {pages[path]}"
+            )
     given = data if isinstance(data, (ImageSet, PairSet)) else None
     source = f"{PYTHON}{data.name}" if isinstance(data, (ImageSet, PairSet)) else data
     wanted: dict[str, object] = {}
