@@ -25,6 +25,7 @@ from setwise.data.workers import Descriptor, Died, Place, Workers, chunks, proce
 
 TOLD = 4  # batches that the system is told of before they are read
 PART_BYTES = 64 * 2**20  # that a thread reads at a time, where more are read
+WAY_BYTES = 4 * PART_BYTES  # of memory, through which pixels move to a GPU
 
 
 class Pixels(ABC):
@@ -41,6 +42,10 @@ class Pixels(ABC):
     @abstractmethod
     def __getitem__(self, rows: Tensor | slice) -> Tensor:
         """The images in these rows, int64 [n], as a tensor of their own."""
+
+    def onto(self, device: torch.device) -> Tensor:
+        """All images on ``device``."""
+        return self[:].to(device)
 
     @abstractmethod
     def select(self, rows: Tensor) -> Pixels:
@@ -74,6 +79,20 @@ class StoredPixels(Pixels):
         places = self._rows[rows if isinstance(rows, slice) else rows.cpu()]
         out = torch.empty(len(places), *self.shape[1:], dtype=torch.uint8, device="cpu")
         self.read(places, out)
+        return out
+
+    def onto(self, device: torch.device) -> Tensor:
+        """All images on ``device``, none of them twice: to hand out memory for all takes longer than to read them."""
+        if device.type == "cpu":
+            return self[:]
+        return self.copy_to(torch.empty(self.shape, dtype=torch.uint8, device=device))
+
+    def copy_to(self, out: Tensor) -> Tensor:
+        """All images into ``out``, on any device, through ``WAY_BYTES`` of memory."""
+        some = max(1, WAY_BYTES // self._image_bytes)
+        way = torch.empty(min(some, len(self)), *self.shape[1:], dtype=torch.uint8, device="cpu")
+        for places, images in zip(torch.split(self._rows, some), torch.split(out, some), strict=True):
+            images.copy_(self.read(places, way[: len(places)]))
         return out
 
     def select(self, rows: Tensor) -> StoredPixels:

@@ -68,20 +68,28 @@ def splits(recipe: Recipe, root: Path | None) -> tuple[ImageSet, ImageSet]:
 def with_test(
     recipe: Recipe, train_set: ImageSet, load_split: Callable[..., ImageSet], *, alone: bool
 ) -> tuple[ImageSet, ImageSet]:
+    """``splits_of``, with pixels that wait in a file read: once, and only those that are left."""
+    train_set, test_set = splits_of(recipe, train_set, load_split, alone=alone)
+    return train_set.in_memory(), test_set
+
+
+def splits_of(
+    recipe: Recipe, train_set: ImageSet, load_split: Callable[..., ImageSet], *, alone: bool
+) -> tuple[ImageSet, ImageSet]:
     """The training split, less what is held out of it and what the recipe leaves out, and the images to test on.
 
     ``data.validation`` training images, drawn by ``split_seed``, replace the test split: for choosing between recipes.
-    Where there is no test split (``alone``), a tenth of the images is drawn in the same way. Resident pixels that wait
-    in a file are read at the end: once, and only those that are left.
+    Where there is no test split (``alone``), a tenth of the images is drawn in the same way. Of resident pixels that
+    wait in a file, those to test on are read, those to train on wait on.
     """
     data = recipe.data
     held_out = alone and not data.validation
     count = held_out_count(train_set) if held_out else data.validation
     if not count:
-        return to_train_on(recipe, train_set).in_memory(), load_split(split="test").in_memory()
+        return to_train_on(recipe, train_set), load_split(split="test").in_memory()
     kind = "held out" if held_out else "validation"
     rest, kept = hold_out(train_set, count, seed=data.split_seed, kind=kind)
-    return to_train_on(recipe, rest).in_memory(), kept.in_memory()
+    return to_train_on(recipe, rest), kept.in_memory()
 
 
 def to_train_on(recipe: Recipe, images: ImageSet) -> ImageSet:
@@ -163,9 +171,11 @@ def pretrain(
     if classes < 2 and alone and not data.validation and held_out_count(train_set) < 2:
         evaluate = False  # too few images: of one alone nothing can be said
     if evaluate or data.validation:  # else there need not be any to test on
-        train_set, test_set = with_test(recipe, train_set, load_split, alone=alone)
+        train_set, test_set = splits_of(recipe, train_set, load_split, alone=alone)
     else:
-        train_set = to_train_on(recipe, train_set).in_memory()
+        train_set = to_train_on(recipe, train_set)
+    if how.device.type == "cpu":  # a GPU gets them without a copy here
+        train_set = train_set.in_memory()
     if evaluate and test_set is not None:
         check_classes(train_set, test_set)
     if how.processes.first and not how.quiet:
