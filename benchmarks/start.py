@@ -6,10 +6,11 @@ Each start is a new process, which ends after its first step. The first one deco
 decoded. ``--drop`` empties the system's file cache before the first start, which needs root.
 
 The times are seconds since the process was started: "torch" and "setwise" are imported, the "device" is ready, the
-files are "listed" and decoded, the images are "read", the "network" is on the device, the step is "prepared" (on a GPU:
-captured), the first "step" is done. On a GPU most of "prepared" is cuDNN's search for the fastest algorithms. It makes
-all ready that may serve a convolution, then times some: ``--searched`` says how many (torch's own number is 10), or,
-by 0, that it makes and takes its first guess alone. "step_ms" are the milliseconds of each of the next 50 steps there.
+files are "listed" and decoded, the images are "read" (for a GPU: those to test on), the "network" and the images are on
+the device, the step is "prepared" (on a GPU: captured), the first "step" is done. On a GPU most of "prepared" is
+cuDNN's search for the fastest algorithms. It makes all ready that may serve a convolution, then times some:
+``--searched`` says how many (torch's own number is 10), or, by 0, that it makes and takes its first guess alone.
+"step_ms" are the milliseconds of each of the next 50 steps there.
 """
 
 from __future__ import annotations

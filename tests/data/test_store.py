@@ -170,6 +170,17 @@ def test_resident_pixels_that_wait_are_read_once_and_only_where_they_are_left(ph
     assert torch.equal(torch.cat([train.images, test.images]), whole[order])
 
 
+def test_many_images_are_the_same_in_memory_of_their_own(photos, root, monkeypatch):
+    monkeypatch.setattr(store, "FEW_FILES", 0)
+    waiting = sw.data.load(photos, size=32, wait=True)
+    few = waiting.in_memory().images
+    monkeypatch.setattr(sw.data.pixels, "PART_BYTES", 3 * 3 * 32 * 32)
+    many = waiting.in_memory().images
+    assert torch.equal(many, few)
+    many.zero_()  # a copy, not the file
+    assert torch.equal(waiting.in_memory().images, few)
+
+
 def test_a_device_gets_images_that_wait_through_little_memory(photos, root, monkeypatch):
     monkeypatch.setattr(store, "FEW_FILES", 0)
     waiting = sw.data.load(photos, size=32, wait=True).select(torch.tensor([7, 3, 39, 8, 0]), split="train")
