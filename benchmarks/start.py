@@ -7,9 +7,11 @@ decoded. ``--make`` fills FOLDER with JPEGs of 64 pixels before, by all cores. `
 files before the first start, which needs root.
 
 The times are seconds since the process was started: "torch" and "setwise" are imported, the "device" is ready, the
-files are "listed" and decoded, the images are "read", the "network" is on the device, the step is "prepared" (on a GPU:
-captured), the first "step" is done. On a GPU most of "prepared" is cuDNN's search for the fastest algorithms;
-``--searched`` says how many it may try for each convolution (torch's own number is 10).
+files are "listed" and decoded, the images are "read" (for a GPU: those to test on), the "network" and the images are on
+the device, the step is "prepared" (on a GPU: captured), the first "step" is done. On a GPU most of "prepared" is
+cuDNN's search for the fastest algorithms. It makes all ready that may serve a convolution, then times some:
+``--searched`` says how many (torch's own number is 10), or, by 0, that it makes and takes its first guess alone.
+"step_ms" are the milliseconds of each of the next 50 steps there.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+STEPS = 50
 STARTED, SEARCHED = "SETWISE_STARTED", "SETWISE_SEARCHED"  # variables of a start
 SIDE, CLASSES = 64, 10  # of images that are made
 
@@ -75,8 +78,9 @@ def start(options: list[str]) -> None:
     import torch
 
     note("torch")
-    if os.environ[SEARCHED]:
-        torch.backends.cudnn.benchmark_limit = int(os.environ[SEARCHED])
+    searched = os.environ[SEARCHED]
+    if searched:
+        torch.backends.cudnn.benchmark_limit = int(searched)
     import setwise.runs as runs
     import setwise.runs.pretraining as pretraining
     from setwise.cli import main
@@ -87,12 +91,25 @@ def start(options: list[str]) -> None:
     noted(pretraining, "load", after="listed")
     noted(Engine, "__init__", before="read")
     noted(Engine, "_prepare", before="network", after="prepared")
-    take = Engine.step
+    take, prepare = Engine.step, Engine._prepare
+
+    def prepare_without_search(engine: Engine, *options: Any) -> None:
+        torch.backends.cudnn.benchmark = False  # which the engine has switched on
+        prepare(engine, *options)
+
+    if searched == "0":
+        Engine._prepare = prepare_without_search  # type: ignore[method-assign]
 
     def last_step(engine: Engine) -> None:
         take(engine)
         engine.means()  # waits for the device
         note("step")
+        if engine.device.type == "cuda" and engine.steps > STEPS + 1:  # without the last one, which is smaller
+            began = time.time()
+            for _ in range(STEPS):
+                take(engine)
+            engine.means()
+            times["step_ms"] = round(1000 * (time.time() - began) / STEPS, 2)
         print(json.dumps(times), flush=True)
         os._exit(0)
 
@@ -103,7 +120,7 @@ def start(options: list[str]) -> None:
 
 def timed(options: list[str], searched: int | None) -> dict[str, float]:
     """The times of one start."""
-    environment = os.environ | {STARTED: str(time.time()), SEARCHED: str(searched or "")}
+    environment = os.environ | {STARTED: str(time.time()), SEARCHED: "" if searched is None else str(searched)}
     command = [sys.executable, __file__, "--start", *options]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
@@ -118,7 +135,7 @@ def main() -> None:
     parser.add_argument("--again", type=int, default=3, help="starts after the first one")
     parser.add_argument("--drop", action="store_true", help="empty the system's file cache first")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--searched", type=int, help="algorithms that cuDNN may try for a convolution")
+    parser.add_argument("--searched", type=int, help="algorithms that cuDNN may time for a convolution")
     parser.add_argument("--root", type=Path, help="where decoded images are kept, so that another call finds them")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()

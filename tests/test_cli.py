@@ -1,6 +1,7 @@
 """The command line, as a person would call it."""
 
 import errno
+import gc
 import json
 import os
 import re
@@ -138,6 +139,14 @@ def test_the_help_of_every_command_says_what_it_does(capsys):
         assert re.match(r"[A-Z].{20,}", what), command
 
 
+@pytest.mark.parametrize(
+    ("command", "takes"), [("map", "RUN IMAGES"), ("probe", "RUN"), ("data preview", "IMAGES"), ("data check", "DATA")]
+)
+def test_usage_says_what_a_command_takes_and_not_its_type(command, takes, capsys):
+    usage = help_of(command.split(), capsys).partition("\n\n")[0]
+    assert re.fullmatch(rf"usage: setwise {command} \[-h\] .*\b{takes}\b.*", usage)
+
+
 def test_the_help_of_a_recipe_has_a_line_for_every_field(capsys):
     found = recipe(QARE)
     lines = help_of(["pretrain", "--recipe", QARE, "--epochs", "7"], capsys).splitlines()
@@ -158,6 +167,18 @@ def test_the_help_of_a_recipe_has_a_line_for_every_field(capsys):
     for one in fields(Options):
         assert {f"--{one.name.replace('_', '-')}", f"--no-{one.name}"} & set(shown)
     assert all(len(line.split()) > 2 for line in shown.values())
+
+
+@pytest.mark.parametrize("collecting", [True, False])
+def test_help_leaves_the_collector_as_it_was(collecting, monkeypatch):
+    switched = []
+    monkeypatch.setattr(gc, "isenabled", lambda: collecting)
+    monkeypatch.setattr(gc, "disable", lambda: switched.append(False))
+    monkeypatch.setattr(gc, "enable", lambda: switched.append(True))
+    monkeypatch.setattr(gc, "freeze", lambda: None)  # or all objects of the tests would stay
+    main(["pretrain", "--help"])
+    assert switched[0] is False
+    assert switched[1:] == [True] * collecting
 
 
 def test_a_command_line_is_sorted():
@@ -184,6 +205,7 @@ def test_a_command_line_is_sorted():
         ("--seed", "expected a value after --seed, got none"),
         ("--seedd 3", "did you mean '--seed'"),
         ("--logge csv", "did you mean '--logger'"),
+        ("--val 5", "did you mean '--validation'"),  # and not --small, which is nearer by its letters
         ("--chekpoint-seconds 3", "did you mean '--checkpoint-seconds'"),
         ("--temprature 1", "got '--temprature'; did you mean '--temperature'"),
         ("--zzzzz 1", "--help"),
@@ -208,6 +230,13 @@ def test_a_bad_option_is_one_line(typed, message):
     with pytest.raises(SystemExit) as stopped:
         main(["pretrain", *typed.split()])
     assert re.fullmatch(f"setwise: .*{re.escape(message)}.*", stopped.value.code)
+
+
+@pytest.mark.parametrize(("typed", "ends"), [("--batch 0", "at least 1, got 0"), ("--lr 1e40", "3.4e+38 at most")])
+def test_a_number_out_of_range_is_told_what_concerns_it(typed, ends):
+    with pytest.raises(SystemExit) as stopped:
+        main(["pretrain", *typed.split()])
+    assert stopped.value.code.endswith(ends)
 
 
 def test_a_link_to_itself_is_one_line(tmp_path):

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 import setwise.records as records
 import setwise.register as register
 import setwise.runs as runs
+from setwise.checks import see
 from setwise.data import ImageSet, PairSet
 from setwise.data.api import Where
 from setwise.data.formats.folder import CPU_SIDE
@@ -37,7 +38,7 @@ from setwise.runs.pretraining import PYTHON
 from setwise.training import checkpoint as checkpoints
 from setwise.training.checkpoint import Checkpoint
 from setwise.training.loop import FILE as CHECKPOINT
-from setwise.training.loop import RunOptions
+from setwise.training.loop import RunOptions, check_no_run
 from setwise.training.processes import join, leave
 
 DEFAULT = "paper/digits-conv4-simclr-qare"  # of data sets by name
@@ -50,6 +51,7 @@ PAIRS = {  # of pairs, by what their first side is made of
 }
 FILES = {"feature-pairs": "features", "captions": "images", "halves": "halves"}  # kinds of sources that are not ids
 Place = str | os.PathLike[str]
+OWN = "sw.data.from_images makes an ImageSet of files, arrays and data sets"
 LoggerChoice = str | Mapping[str, object]  # its name, or a table of "name" and its options
 
 
@@ -112,6 +114,10 @@ class Run:
         if isinstance(images, (str, os.PathLike, ImageSet)):
             where = runs.choose_device(device)
             return runs.embed(self.folder, images, device=where, skip_broken=skip_broken, quiet=True)
+        if not isinstance(images, (Tensor, np.ndarray)):
+            raise ValueError(
+                f"expected images as a tensor, an array, a path or an ImageSet, got {type(images).__name__}; {OWN}"
+            )
         pixels, data = torch.as_tensor(images), self.checkpoint.data
         channels = data["shape"][0]
         if pixels.dtype != torch.uint8 or pixels.ndim != 4 or pixels.shape[1] != channels:
@@ -184,6 +190,14 @@ def pretrain(
         >>> run.embed(sw.data.load("digits", split="test").images).shape
         torch.Size([500, 64])
     """
+    if data is not None and not isinstance(data, (str, os.PathLike, ImageSet, PairSet)):
+        raise ValueError(f"expected data as a path, a name, an ImageSet or a PairSet, got {type(data).__name__}; {OWN}")
+    pages = {"method": see("how-to/your-method#your-method"), "encoder": see("how-to/your-method#your-network")}
+    for path, name in (("method", method), ("encoder", encoder)):
+        if not isinstance(name, (str, type(None))):
+            raise ValueError(
+                f"expected {path} as a name, got {type(name).__name__}; register your own under a name, {pages[path]}"
+            )
     given = data if isinstance(data, (ImageSet, PairSet)) else None
     source = f"{PYTHON}{data.name}" if isinstance(data, (ImageSet, PairSet)) else data
     wanted: dict[str, object] = {}
@@ -202,6 +216,8 @@ def pretrain(
         Choice.read(register.logger, logger)  # an unknown one raises now
     folder = Path("runs", plan.name, f"seed-{seed}") if out is None else Path(out)
     place = None if root is None else Path(root)
+    if not resume:
+        check_no_run(folder)  # now: to read many images first takes minutes
     alone = not (dist.is_available() and dist.is_initialized())
     processes, where = join(runs.choose_device(device))
     more: Any = tuple(loggers)
@@ -243,14 +259,15 @@ def pretrain(
 
 
 def load_run(folder: Place) -> Run:
-    """The run in a folder that `setwise pretrain`, `match` or ``pretrain`` wrote.
+    """The run in a folder that `setwise pretrain`, `match` or ``pretrain`` wrote; its checkpoint names it too.
 
     Examples:
         >>> made = sw.pretrain("digits", changes={"epochs": 1}, evaluate=False, out="runs/b")
         >>> sw.load_run("runs/b").recipe == made.recipe
         True
     """
-    run = Run(Path(folder))
+    path = Path(folder)
+    run = Run(path.parent if path.name == CHECKPOINT and path.is_file() else path)
     _ = run.encoder, run.record  # read now: the folder may go away
     return run
 

@@ -161,8 +161,10 @@ def _same_origin(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
 
 
 def nearest(name: object, names: Iterable[str]) -> str:
-    """The end of a message about an unknown name: the nearest of ``names``, if one is near."""
-    near = get_close_matches(str(name), names, n=1)
+    """The end of a message about an unknown name: one of ``names`` that begins so, or the nearest, if one is near."""
+    names = list(names)
+    begins = [one for one in names if len(str(name).strip("-")) > 1 and one.startswith(str(name))]
+    near = begins or get_close_matches(str(name), names, n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 

@@ -349,7 +349,18 @@ def test_images_are_resized_and_cropped(pictures):
 def test_folders_that_are_no_data_set(pictures, tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "set.tar.gz").write_bytes(b"x")
-    for name, said in (("nowhere", "no such file"), ("empty", "got none of them"), ("set.tar.gz", "unpack an archive")):
+    (tmp_path / "a.JPG").write_bytes(b"x")
+    (tmp_path / "phone").mkdir()
+    for name in ("a.heic", "b.HEIC", "c.mov"):
+        (tmp_path / "phone" / name).write_bytes(b"x")
+    messages = {
+        "nowhere": "no such file",
+        "empty": "got no files;",
+        "phone": "got only .heic, .mov; convert",
+        "set.tar.gz": "unpack an archive",
+        "a.JPG": "one image, .*give its folder",
+    }
+    for name, said in messages.items():
         with pytest.raises(DataError, match=said):
             sw.data.load(tmp_path / name)
     with pytest.raises(DataError, match="give the path"):

@@ -170,6 +170,49 @@ def test_resident_pixels_that_wait_are_read_once_and_only_where_they_are_left(ph
     assert torch.equal(torch.cat([train.images, test.images]), whole[order])
 
 
+def test_many_images_are_the_same_in_memory_of_their_own(photos, root, monkeypatch):
+    monkeypatch.setattr(store, "FEW_FILES", 0)
+    waiting = sw.data.load(photos, size=32, wait=True)
+    few = waiting.in_memory().images
+    monkeypatch.setattr(sw.data.pixels, "PART_BYTES", 3 * 3 * 32 * 32)
+    many = waiting.in_memory().images
+    assert torch.equal(many, few)
+    many.zero_()  # a copy, not the file
+    assert torch.equal(waiting.in_memory().images, few)
+
+
+def test_a_device_gets_images_that_wait_through_little_memory(photos, root, monkeypatch):
+    monkeypatch.setattr(store, "FEW_FILES", 0)
+    waiting = sw.data.load(photos, size=32, wait=True).select(torch.tensor([7, 3, 39, 8, 0]), split="train")
+    monkeypatch.setattr(sw.data.pixels, "WAY_BYTES", 2 * 3 * 32 * 32)
+    out = torch.zeros(5, 3, 32, 32, dtype=torch.uint8)
+    assert waiting.pixels.copy_to(out) is out
+    assert torch.equal(out, waiting.read(slice(None)))
+    assert waiting.pixels.onto(torch.device("meta")).shape == out.shape
+
+
+def test_a_run_whose_images_wait_until_they_are_on_the_device_is_the_same(photos, root, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(store, "FEW_FILES", 0)
+    for name in "ab":
+        (photos / name).mkdir()
+    for k, path in enumerate(sorted(photos.glob("*.png"))):
+        path.rename(photos / "ab"[k % 2] / path.name)
+    options = {"changes": {"size": 32, "epochs": 2, "probe.epochs": 2}, "device": "cpu", "quiet": False}
+    plain = sw.pretrain(photos, out=tmp_path / "plain", **options)
+    moved, onto = [], sw.data.pixels.StoredPixels.onto
+    monkeypatch.setattr(
+        sw.data.pixels.StoredPixels, "onto", lambda self, device: (moved.append(len(self)), onto(self, device))[1]
+    )
+    monkeypatch.setattr(sw.data.ImageSet, "in_memory", lambda self: self)  # as for a GPU
+    waited = sw.pretrain(photos, out=tmp_path / "waited", **options)
+    assert moved == [36]
+    assert capsys.readouterr().out.count("stay in the memory of cpu") == 2
+    accuracies = [{k: v for k, v in run.record["final"].items() if k != "timings"} for run in (plain, waited)]
+    assert accuracies[0] == accuracies[1]
+    for one, other in zip(plain.encoder.parameters(), waited.encoder.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
 def test_where_pixels_live_follows_their_size(photos, root, monkeypatch):
     total = 40 * 3 * 32 * 32
     assert sw.data.load(photos, size=32, most_bytes=total).pixels is None

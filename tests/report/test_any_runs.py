@@ -98,6 +98,19 @@ def test_a_terms_weight_is_named_whatever_else_differs():
     assert "objective.terms.gap.weight" in differing(found)
 
 
+def test_runs_on_other_data_alone_leave_no_empty_chart(tmp_path):
+    finals = dict.fromkeys(("probe_accuracy", "knn20_accuracy", "knn200_accuracy", "knn10_accuracy", "extra"), 0.5)
+    for data in ("digits", "cifar10"):
+        tree = Recipe.read({"data": data}).tree()
+        record = {"format": records.FORMAT, "name": "own", "recipe": tree, "seed": 1, "epochs": {"loss": [1.0]}}
+        place = tmp_path / "runs" / data / records.FILE
+        place.parent.mkdir(parents=True)
+        place.write_text(json.dumps(record | {"final": finals}))
+    page, *_ = report_runs([tmp_path / "runs"], tmp_path / "out")
+    assert "Against" not in page.read_text()
+    assert "1 more number of each" in page.read_text()
+
+
 def test_numbers_on_other_data_are_not_compared(tmp_path):
     accuracies = {"digits": {"info-nce": 0.9, "nt-xent": 0.8}, "cifar10": {"info-nce": 0.5, "nt-xent": 0.7}}
     for data, losses in accuracies.items():

@@ -1,6 +1,7 @@
 """What a run on one's own images chooses, and that a person's word counts more."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -96,6 +97,18 @@ def test_a_cpu_shrinks_large_images_unless_a_person_says_a_size(tmp_path, monkey
         assert sw.load_run(out).checkpoint.data["shape"] == shape
 
 
+def test_a_form_of_images_that_is_not_taken_is_told_what_makes_it_one(photos):
+    files = sorted(map(str, Path("photos").rglob("*.png")))
+    with pytest.raises(ValueError, match="got list; sw.data.from_images"):
+        sw.pretrain(files)
+    with pytest.raises(ValueError, match="encoder as a name, got Linear; .*your-network"):
+        sw.pretrain("photos", encoder=torch.nn.Linear(2, 2))
+    run = sw.pretrain(sw.data.from_images(files), changes={"epochs": 1}, device="cpu", out="from-files")
+    with pytest.raises(ValueError, match="got list; sw.data.from_images"):
+        run.embed(files)
+    assert sw.load_run("from-files/checkpoint.safetensors") == run
+
+
 def test_a_person_decides_against_it(photos, capsys):
     words = ["--epochs", "1", "--encoder.weights", "xavier", "--batch", "4", "--term", "qare=0.5", "--device", "cpu"]
     main(["pretrain", "photos", *words])
@@ -111,6 +124,14 @@ def test_a_person_decides_against_it(photos, capsys):
     main(["pretrain", "photos", "--recipe", DEFAULT, "--epochs", "1", "--device", "cpu", "--out", "named"])
     assert sw.load_run("named").recipe.encoder == recipe(DEFAULT).encoder
     assert sw.load_run("named").record["name"] == f"{DEFAULT} (changed)"
+
+
+def test_a_run_in_the_way_is_met_before_an_image_is_read(photos, monkeypatch):
+    words = ["pretrain", "photos", "--epochs", "1", "--device", "cpu", "--quiet"]
+    main(words)
+    monkeypatch.setattr("setwise.runs.pretraining.load", None)
+    with pytest.raises(SystemExit, match="expected no run in runs/photos/seed-1.*--resume"):
+        main(words)
 
 
 def test_a_run_that_goes_on_keeps_what_it_chose(photos, monkeypatch):

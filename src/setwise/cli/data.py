@@ -6,14 +6,14 @@ from typing import Annotated
 
 import tyro
 
-from setwise.cli.options import Root
+from setwise.cli.options import Images, Root
 
-Name = Annotated[str, tyro.conf.Positional, tyro.conf.arg(help="as `setwise data list` shows it")]
+Name = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME", help="as `setwise data list` shows it")]
 
 NameOrFolder = Annotated[
     str,
     tyro.conf.Positional,
-    tyro.conf.arg(help="of `setwise data list`, a folder of images, or a .tsv or .npy file of pairs"),
+    tyro.conf.arg(metavar="DATA", help="of `setwise data list`, a folder of images, or a .tsv or .npy file of pairs"),
 ]
 
 
@@ -60,7 +60,7 @@ def clean(
 
 
 def preview(
-    name: Name,
+    name: Images,
     root: Root = None,
     views: Annotated[str, tyro.conf.arg(help="preset; `setwise recipes views` lists them")] = "self-supervised",
     images: Annotated[int, tyro.conf.arg(help="how many images, drawn at random")] = 8,

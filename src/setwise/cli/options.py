@@ -7,9 +7,11 @@ import tyro
 
 Device = Annotated[str, tyro.conf.arg(help="cpu, cuda, ...; a GPU if there is one")]
 Root = Annotated[Path | None, tyro.conf.arg(help="folder of the data sets; $SETWISE_DATA or ~/.cache/setwise if none")]
-Run = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(help="a run's folder, or its checkpoint")]
+Run = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN", help="a run's folder, or its checkpoint")]
 Images = Annotated[
-    str, tyro.conf.Positional, tyro.conf.arg(help="a folder of images, or a name of `setwise data list`")
+    str,
+    tyro.conf.Positional,
+    tyro.conf.arg(metavar="IMAGES", help="a folder of images, or a name of `setwise data list`"),
 ]
 SkipBroken = Annotated[bool, tyro.conf.arg(help="leave out broken files")]
 FollowLinks = Annotated[bool, tyro.conf.arg(help="read links out of the folder and to folders")]

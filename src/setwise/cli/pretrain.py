@@ -141,12 +141,17 @@ def train(command: str, args: Sequence[str]) -> None:
     """Run `setwise pretrain` or `setwise match`."""
     line = parse(args)
     options = asdict(Options(**line.options))
-    import setwise.register as register
-    from setwise.evaluation.retrieval import MOST
-    from setwise.front import compose, pretrain
-    from setwise.recipe import UnknownField
-
-    gc.freeze()  # or the collector walks through all of torch again and again while files are listed
+    collecting = gc.isenabled()
+    gc.disable()  # or the collector walks through all of torch again and again: while it is imported,
+    try:
+        import setwise.register as register
+        from setwise.evaluation.retrieval import MOST
+        from setwise.front import compose, pretrain
+        from setwise.recipe import UnknownField
+    finally:
+        gc.freeze()  # and afterwards
+        if collecting:
+            gc.enable()
     for file in options.pop("use"):
         register.load_file(file)
     try:

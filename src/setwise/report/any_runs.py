@@ -235,15 +235,16 @@ def report_runs(places: Sequence[Path], out: Path, *, where: Sequence[str] = (),
     table, names = groups_table(groups, paths, measures), labels(groups, paths)
     page = Page(f"{len(runs)} runs", lead=_lead(groups, names, measures[0]))
     best = _best(groups, measures[0])
-    if len(groups) > 1:
+    if rows := _pictured(groups, names, best, measures[0]):
         note = f"Differences in {measures[0].replace('_', ' ')}, seed by seed, with 95 % intervals."
         note += f" The best {len(best)} of {len(groups)}; the table has all." if len(best) < len(groups) else ""
         alike = all(first is groups[0] for first in firsts(groups))
         title = f"Against {names[0]}" if alike else "Against the first on the same data"
-        page.intervals(title, _pictured(groups, names, best, measures[0]), other="", note=note)
+        page.intervals(title, rows, other="", note=note)
     tables, many = [table, *speedrun_tables(runs), *own_tables(runs)], len(paths) > MANY
     few = groups_table(groups, paths, measures[:SHOWN], names if many else ())
-    more = f" runs.csv has {len(measures) - SHOWN} more numbers of each." if len(measures) > SHOWN else ""
+    left = len(measures) - SHOWN
+    more = f" runs.csv has {left} more {'number' if left == 1 else 'numbers'} of each." if left > 0 else ""
     if many:
         usual = ", ".join(
             field_in_words(path, value) for path, value in usual_values(groups, paths).items() if value is not None

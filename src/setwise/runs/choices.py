@@ -96,5 +96,6 @@ def choices(
     lines.append(f"  precision {precision}")
     size = train_set.images.nbytes / 1e6
     memory = f"all training pixels ({size:,.1f} MB) stay in the memory of {device}, decoded once at the start"
-    lines.append(memory if train_set.pixels is None else f"pixels live {train_set.pixels.where}")
+    pixels = train_set.pixels
+    lines.append(memory if pixels is None or pixels.resident else f"pixels live {pixels.where}")
     return [f"  {line}" if k else line for k, line in enumerate(lines)]

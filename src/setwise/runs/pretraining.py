@@ -26,6 +26,7 @@ from setwise.evaluation.probe import linear_probe
 from setwise.evaluation.retrieval import MOST, view_retrieval
 from setwise.methods import Supervised
 from setwise.recipe import Recipe
+from setwise.records.run import pause_collection
 from setwise.runs import structure
 from setwise.runs.choices import choices
 from setwise.training import checkpoint as checkpoints
@@ -67,20 +68,28 @@ def splits(recipe: Recipe, root: Path | None) -> tuple[ImageSet, ImageSet]:
 def with_test(
     recipe: Recipe, train_set: ImageSet, load_split: Callable[..., ImageSet], *, alone: bool
 ) -> tuple[ImageSet, ImageSet]:
+    """``splits_of``, with pixels that wait in a file read: once, and only those that are left."""
+    train_set, test_set = splits_of(recipe, train_set, load_split, alone=alone)
+    return train_set.in_memory(), test_set
+
+
+def splits_of(
+    recipe: Recipe, train_set: ImageSet, load_split: Callable[..., ImageSet], *, alone: bool
+) -> tuple[ImageSet, ImageSet]:
     """The training split, less what is held out of it and what the recipe leaves out, and the images to test on.
 
     ``data.validation`` training images, drawn by ``split_seed``, replace the test split: for choosing between recipes.
-    Where there is no test split (``alone``), a tenth of the images is drawn in the same way. Resident pixels that wait
-    in a file are read at the end: once, and only those that are left.
+    Where there is no test split (``alone``), a tenth of the images is drawn in the same way. Of resident pixels that
+    wait in a file, those to test on are read, those to train on wait on.
     """
     data = recipe.data
     held_out = alone and not data.validation
     count = held_out_count(train_set) if held_out else data.validation
     if not count:
-        return to_train_on(recipe, train_set).in_memory(), load_split(split="test").in_memory()
+        return to_train_on(recipe, train_set), load_split(split="test").in_memory()
     kind = "held out" if held_out else "validation"
     rest, kept = hold_out(train_set, count, seed=data.split_seed, kind=kind)
-    return to_train_on(recipe, rest).in_memory(), kept.in_memory()
+    return to_train_on(recipe, rest), kept.in_memory()
 
 
 def to_train_on(recipe: Recipe, images: ImageSet) -> ImageSet:
@@ -110,10 +119,10 @@ def hold_out(data: Items, count: int, *, seed: int, kind: str) -> tuple[Items, I
         order = torch.randperm(len(pairs), generator=generator, device="cpu")
         fit = max(1, int((pairs[order].cumsum(0) <= count).sum()))
         held = torch.isin(numbers, order[:fit])
-        rest, kept = (which.nonzero().flatten() for which in (~held, held))
-        return data.select(rest, split="train"), data.select(kept, split=kind)
-    order = torch.randperm(len(data), generator=generator, device="cpu")
-    rest, kept = order[count:].sort().values, order[:count].sort().values
+    else:
+        held = torch.zeros(len(data), dtype=torch.bool, device="cpu")
+        held[torch.randperm(len(data), generator=generator, device="cpu")[:count]] = True
+    rest, kept = (which.nonzero().flatten() for which in (~held, held))
     return data.select(rest, split="train"), data.select(kept, split=kind)
 
 
@@ -154,16 +163,19 @@ def pretrain(
     data = recipe.data
     most = int(SHARE * torch.cuda.mem_get_info(how.device)[0]) if how.device.type == "cuda" else None
     load_split = partial(load, data.source, root, options=data.options, pixels=how.pixels, most_bytes=most, wait=True)
-    train_set = load_split(split="train") if images is None else images
+    with pause_collection():  # a row for each file is much to look at
+        train_set = load_split(split="train") if images is None else images
     count, recipe = (None, recipe) if decide is None else (len(train_set), decide(train_set))
     classes = len(train_set.classes)
     alone = data.source.startswith(PYTHON) or not has_test_split(data.source)
     if classes < 2 and alone and not data.validation and held_out_count(train_set) < 2:
         evaluate = False  # too few images: of one alone nothing can be said
     if evaluate or data.validation:  # else there need not be any to test on
-        train_set, test_set = with_test(recipe, train_set, load_split, alone=alone)
+        train_set, test_set = splits_of(recipe, train_set, load_split, alone=alone)
     else:
-        train_set = to_train_on(recipe, train_set).in_memory()
+        train_set = to_train_on(recipe, train_set)
+    if how.device.type == "cpu":  # a GPU gets them without a copy here
+        train_set = train_set.in_memory()
     if evaluate and test_set is not None:
         check_classes(train_set, test_set)
     if how.processes.first and not how.quiet:

@@ -466,5 +466,7 @@ def _moved(data: TrainingSet, device: torch.device) -> TrainingSet:
         return data.to(device)
     if data.images.device == device:
         return data
+    if isinstance(data, ImageSet) and data.pixels is not None:  # they wait in a file
+        return replace(data, images=data.pixels.onto(device), labels=data.labels.to(device), pixels=None)
     names = ("images", "labels") if isinstance(data, ImageSet) else ("images", "shots_a", "shots_b")
     return replace(data, **{name: getattr(data, name).to(device) for name in names})

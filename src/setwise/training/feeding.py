@@ -22,9 +22,11 @@ SHARE = 0.4  # of a GPU's free memory that images may take
 
 
 def fits(data: ImageSet, device: torch.device) -> bool:
-    """Whether the images are in memory and may move to the device whole."""
-    if data.pixels is not None or device.type != "cuda" or data.images.device == device:
-        return data.pixels is None
+    """Whether the images are in memory, or are to be, and may move to the device whole."""
+    if data.pixels is not None and not data.pixels.resident:
+        return False
+    if device.type != "cuda" or data.images.device == device:
+        return True
     free, _ = torch.cuda.mem_get_info(device)
     return data.images.nbytes <= SHARE * free
 

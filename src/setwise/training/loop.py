@@ -111,7 +111,9 @@ def train(
     with _locked(folder) if first else contextlib.nullcontext():
         if first:
             checkpoints.remove_unfinished(path)
-        earlier = _earlier_checkpoint(path, recipe, seed, data, how.resume) if path.exists() else None
+        if not how.resume:
+            check_no_run(folder)
+        earlier = _earlier_checkpoint(path, recipe, seed, data) if path.exists() else None
         options: Any = {"processes": how.processes, "capture": how.capture, "compile": how.compile}
         engine = Engine(recipe, data, seed=seed, device=how.device, **options)
         if encoder is not None:
@@ -318,13 +320,17 @@ def _alike(theirs: object, mine: object) -> bool:
     return theirs == mine
 
 
-def _earlier_checkpoint(path: Path, recipe: Recipe, seed: int, data: TrainingSet, resume: bool) -> Checkpoint:
-    """The checkpoint to go on from, checked to be of this run."""
-    if not resume:
+def check_no_run(folder: Path) -> None:
+    """Raise if there is a run in the folder: a new one would replace it."""
+    if (folder / FILE).exists():
         raise ValueError(
-            f"expected no run in {path.parent}, got {path.name} there; "
+            f"expected no run in {folder}, got {FILE} there; "
             f"add --resume to go on with it, or give another --out, {see('how-to/errors#resume')}"
         )
+
+
+def _earlier_checkpoint(path: Path, recipe: Recipe, seed: int, data: TrainingSet) -> Checkpoint:
+    """The checkpoint to go on from, checked to be of this run."""
     earlier = checkpoints.load(path)
     mine, theirs = (flat(one.tree()) | {"seed": n} for one, n in ((recipe, seed), (earlier.recipe, earlier.seed)))
     different = [

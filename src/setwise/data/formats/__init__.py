@@ -19,7 +19,8 @@ from setwise.data.formats import (
     text_pairs,
     tiny_imagenet,
 )
-from setwise.data.formats.listing import has_images, has_train
+from setwise.data.formats.decode import OWN_SUFFIXES
+from setwise.data.formats.listing import has_images, has_train, instead_of_images
 
 __all__ = ["PUBLISHED", "digits", "halves", "kind_of_path", "recognise"]
 
@@ -48,6 +49,8 @@ def recognise(path: Path) -> str:
         return folder.NAME
     if path.is_file() and kind_of_path(path) != folder.NAME:
         return kind_of_path(path)
+    if path.suffix.lower() in OWN_SUFFIXES and path.is_file():
+        raise DataError(f"expected a folder of images, got one image, {path}; give its folder")
     if path.is_file():
         raise DataError(
             f"expected a folder, a .mat, .tsv or .npy file, got {path}; unpack an archive: "
@@ -59,6 +62,6 @@ def recognise(path: Path) -> str:
             "give the path where it is now; for a run that is there already, as --data PATH"
         )
     raise DataError(
-        f"expected CIFAR, tiny-ImageNet, CUHK-03 or a folder of images at {path}, got none of them; "
-        + see("how-to/your-data#folder")
+        f"expected CIFAR, tiny-ImageNet, CUHK-03 or images ({', '.join(OWN_SUFFIXES)}) in {path}, got "
+        f"{instead_of_images(path)}; convert others to one of these, {see('how-to/your-data#folder')}"
     )

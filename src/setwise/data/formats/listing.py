@@ -76,6 +76,14 @@ def has_images(folder: Path) -> bool:
     return any(True for _ in _walk(folder, seen, follow_links=False)) or bool(seen.unusable)
 
 
+def instead_of_images(folder: Path) -> str:
+    """What lies in a folder without images, in words."""
+    seen = Listing(folder, "train")
+    for _ in _walk(folder, seen, follow_links=False):
+        pass
+    return _only(seen)
+
+
 def list_split(folder: Path, split: str, *, follow_links: bool = False) -> Listing:
     """The images of "train", "test" or "val"; "test" may be in the folder val. Without splits all are train's."""
     found = Listing(folder, split)
@@ -178,10 +186,12 @@ def _no_images(place: Path, found: Listing) -> DataError:
     if found.unusable:
         path, why = found.unusable[0]
         return DataError(f"expected images in {place}, got {found.relative(path)}: {why}")
-    got = f"only {', '.join(sorted(found.others))}" if found.others else "no files"
-    return DataError(
-        f"expected {', '.join(OWN_SUFFIXES)} files in {place}, got {got}; convert them, or move the folder away, {SEE}"
-    )
+    expected = f"expected {', '.join(OWN_SUFFIXES)} files in {place}, got {_only(found)}"
+    return DataError(f"{expected}; convert them, or move the folder away, {SEE}")
+
+
+def _only(found: Listing) -> str:
+    return f"only {', '.join(sorted(found.others))}" if found.others else "no files"
 
 
 def _no_test(folder: Path) -> DataError:
