@@ -346,6 +346,14 @@ def test_images_are_resized_and_cropped(pictures):
             sw.data.load(pictures, size=bad)
 
 
+def test_a_name_that_nothing_has_suggests_what_lies_here_too(tmp_path, monkeypatch):
+    (tmp_path / "holidays").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for name, near in (("holydays", "holidays"), ("cifar-100", "cifar100")):
+        with pytest.raises(ValueError, match=f"expected a folder, a file, or one of .* got '{name}'.* mean '{near}'"):
+            sw.data.load(name)
+
+
 def test_folders_that_are_no_data_set(pictures, tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "set.tar.gz").write_bytes(b"x")

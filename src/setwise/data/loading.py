@@ -15,6 +15,7 @@ from setwise.data.formats import ENDINGS, cuhk03, folder, recognise
 from setwise.data.formats.listing import test_split
 from setwise.data.pairs import PairSet, TrainingSet
 from setwise.data.root import root_of
+from setwise.registry import nearest
 
 
 def load(
@@ -138,7 +139,11 @@ def source_of(name: str | os.PathLike[str]) -> tuple[str, Path | None]:
         return name, None
     path = Path(name).expanduser().resolve()
     if isinstance(name, str) and not path.exists() and os.sep not in name:
-        check_option(name, tuple(register.data), "the data set, where there is no such file or folder,")
+        here = sorted(one.name for one in path.parent.iterdir())
+        raise ValueError(
+            f"expected a folder, a file, or one of {', '.join(map(repr, register.data))}, got {name!r}, where there is "
+            f"none{nearest(name, [*here, *register.data])}"
+        )
     return recognise(path), path
 
 
