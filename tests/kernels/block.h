@@ -1,5 +1,6 @@
 // Enough of CUDA for a kernel to run on a CPU: a fiber for each thread of a block, changing at shuffles and barriers.
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -12,7 +13,7 @@
 #define __forceinline__ inline
 #define __shared__
 #define __launch_bounds__(...)
-using std::max, std::min;
+using std::exp, std::log, std::max, std::min;  // of float and of double
 struct Dimensions {
     int x = 0, y = 0, z = 0;
 };
@@ -39,7 +40,7 @@ static std::vector<Fiber> fibers;
 static jmp_buf scheduler;
 static Barrier whole;
 static std::vector<Barrier> warps;
-static std::vector<double> slots;  // holds a float, a double or an int
+static std::vector<double> slots;  // holds a float, a double, an int or an unsigned
 static int alarm_;
 static void yield() {
     const int mine = threadIdx.x;
@@ -77,6 +78,12 @@ template <class T>
 static T __shfl_xor_sync(unsigned, T x, int mask) {
     return exchange(x, threadIdx.x % 32 ^ mask);
 }
+static unsigned __ballot_sync(unsigned, bool x) {
+    unsigned found = static_cast<unsigned>(x) << threadIdx.x % 32;
+    for (int mask = 1; mask < 32; mask *= 2) found |= __shfl_xor_sync(0, found, mask);
+    return found;
+}
+static int __popc(unsigned x) { return std::popcount(x); }
 static bool __any_sync(unsigned, bool x) {
     float found = x;
     for (int mask = 1; mask < 32; mask *= 2) found = std::max(found, __shfl_xor_sync(0, found, mask));

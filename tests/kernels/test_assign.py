@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy.optimize import linear_sum_assignment
 
-from setwise.kernels.assign import THREADS, TYPES, best_inside
+from setwise.kernels.assign import FILES, THREADS, TYPES, best_inside
 from setwise.kernels.nvrtc import source
 
 gpu = pytest.mark.gpu  # tests/conftest.py skips it where there is none
@@ -29,9 +29,7 @@ SHARED = "#undef __shared__\n#define __shared__ static\n"  # one for all threads
 @pytest.fixture(scope="module")
 def on_cpu(for_cpu):
     """The kernel's own text, by the type of the scores."""
-    text = {
-        dtype: SHARED + source("assign.cu", {"SCORE": kind, "THREADS": THREADS}) + RUN for dtype, kind in TYPES.items()
-    }
+    text = {dtype: SHARED + source(FILES, {"SCORE": kind, "THREADS": THREADS}) + RUN for dtype, kind in TYPES.items()}
     return {dtype: for_cpu(one) for dtype, one in text.items()}
 
 

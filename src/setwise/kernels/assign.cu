@@ -5,9 +5,7 @@
 // reduced costs cost - u - v at 0 or above, and at 0 for pairs that are matched. First each row takes its best column
 // if that is still free: of trained embeddings most stay there.
 //
-// A set is served by the block of its first row, others return. A set's part of the scratch memory begins after those
-// of all sets with smaller ids; rows have [0, rows) of it, columns [rows, rows + columns).
-// SCORE (float or double) and THREADS (a multiple of 32) are defined before this text.
+// After sets.cu. SCORE (float or double) is defined before this text.
 
 struct Least {
     double value;
@@ -20,35 +18,13 @@ __device__ bool less(double value, int key, const Least& than) {
 
 __device__ void lessen_in_warp(Least& mine) {
     for (int mask = 16; mask; mask /= 2) {
-        const double value = __shfl_xor_sync(0xffffffffu, mine.value, mask);
-        const int key = __shfl_xor_sync(0xffffffffu, mine.key, mask);
+        const double value = __shfl_xor_sync(EVERY_LANE, mine.value, mask);
+        const int key = __shfl_xor_sync(EVERY_LANE, mine.key, mask);
         if (less(value, key, mine)) mine = {value, key};
     }
 }
 
 const int NOTHING = 0x7fffffff;
-
-// List the places of ``id`` among ids [size] in their order, at members + first; returns their number. ``first`` is how
-// many ids are smaller.
-__device__ int collect(const long long* ids, int size, long long id, int* members, int* counts, int* smaller,
-                       int& first) {
-    const int thread = threadIdx.x, chunk = (size + THREADS - 1) / THREADS;
-    const int begin = min(size, thread * chunk), end = min(size, begin + chunk);
-    int equal = 0, less = 0;
-    for (int i = begin; i < end; ++i) equal += ids[i] == id, less += ids[i] < id;
-    counts[thread] = equal, smaller[thread] = less;
-    __syncthreads();
-    int before = 0, total = 0;
-    first = 0;
-    for (int k = 0; k < THREADS; ++k) {
-        before += k < thread ? counts[k] : 0;
-        total += counts[k], first += smaller[k];
-    }
-    for (int i = begin, place = first + before; i < end; ++i)
-        if (ids[i] == id) members[place++] = i;
-    __syncthreads();
-    return total;
-}
 
 extern "C" __global__ void __launch_bounds__(THREADS) assign_sets(
     const SCORE* scores,     // [rows, columns]
@@ -58,18 +34,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) assign_sets(
     long long* to_b, long long* to_a,  // the partner of each row and column; untouched where there is none
     int rows, int columns) {
     const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
-    const long long id = ids_a[blockIdx.x];
-    int earlier = 0;
-    for (int i = thread; i < blockIdx.x; i += THREADS) earlier |= ids_a[i] == id;
-    if (__syncthreads_or(earlier)) return;
-    __shared__ int counts[THREADS], smaller[THREADS];
-    int first_a, first_b;
-    const int n = collect(ids_a, rows, id, members, counts, smaller, first_a);
-    const int m = collect(ids_b, columns, id, members + rows, counts, smaller, first_b);
+    if (!serves(ids_a)) return;
+    const Part of_rows = collect(ids_a, rows, ids_a[blockIdx.x], members);
+    const Part of_columns = collect(ids_b, columns, ids_a[blockIdx.x], members + rows);
+    const int n = of_rows.count, m = of_columns.count, in_rows = of_rows.first, in_columns = rows + of_columns.first;
     const bool wide = n <= m;
     const int agents = wide ? n : m, objects = wide ? m : n;
-    const int *its_rows = members + first_a, *its_columns = members + rows + first_b;
-    const int in_rows = first_a, in_columns = rows + first_b;
+    const int *its_rows = members + in_rows, *its_columns = members + in_columns;
     const int of_agents = wide ? in_rows : in_columns, of_objects = wide ? in_columns : in_rows;
     double *u = prices + of_agents, *v = prices + of_objects, *way = shortest + of_objects;
     int *object_of = partner + of_agents, *agent_of = partner + of_objects;

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from setwise.kernels.nvrtc import Kernel, compile_kernel, compiled_or_none, usable
 
+FILES = ("sets.cu", "assign.cu")
 THREADS = 128  # of a block, which solves one set
 TYPES = {torch.float32: "float", torch.float64: "double"}
 
@@ -17,7 +18,7 @@ TYPES = {torch.float32: "float", torch.float64: "double"}
 def _kernel(kind: str, device: torch.device) -> Kernel | None:
     defines = {"SCORE": kind, "THREADS": THREADS}
     what, instead = "the kernel of assignments", "scipy on the CPU, which no CUDA graph can capture,"
-    return compiled_or_none(lambda: compile_kernel("assign.cu", "assign_sets", defines), what, instead, device)
+    return compiled_or_none(lambda: compile_kernel(FILES, "assign_sets", defines), what, instead, device)
 
 
 def best_inside(scores: Tensor, ids_a: Tensor, ids_b: Tensor) -> tuple[Tensor, Tensor] | None:
