@@ -88,16 +88,17 @@ SENTENCES = {
 DATA = dict(SENTENCES)
 for name, changes in {"halves": {}, "halves-few": {"data.instances": FEW}}.items():
     DATA[name] = Source("pairs/cifar10-halves-conv4-infonce", changes, (10, 20, 40), {"data.validation": 2000})
+SINGLE = {"method.softness": 0.0, "method.anneal": 0.5}  # partners
 ONE_TO_ONE = {"loss": "assignment", "mining": "one-to-one", "similarity": "cosine", "symmetric": True}
 # A way is a loss and its truth. "hard", "one-to-one" and "quadratic" begin when half of training is done, the soft ones
 # when a quarter is.
 WAYS: dict[str, dict[str, Any]] = {
     "same": {},  # row-wise, entropic: MIL-NCE
-    "hard": {"method.truth": "hard"},
-    "one-to-one": {"method.truth": "one-to-one"},
+    "hard": {"method.truth": "hard"} | SINGLE,
+    "one-to-one": {"method.truth": "one-to-one"} | SINGLE,
     "hard-soft": {"method.truth": "hard", "method.softness": 0.1, "method.anneal": 0.25},
     "one-to-one-soft": {"method.truth": "one-to-one", "method.softness": 0.1, "method.anneal": 0.25},
-    "quadratic": {"method.truth": "quadratic"},
+    "quadratic": {"method.truth": "quadratic", "method.anneal": 0.5},
     "sparse": {"objective": ONE_TO_ONE | {"mining": "batch-hard", "smoothing": "sparse", "temperature": 8.0}},
     "assignment-entropy": {"objective": ONE_TO_ONE | {"smoothing": "sinkhorn", "temperature": 0.1}},
     "assignment-sparse": {"objective": ONE_TO_ONE | {"smoothing": "sparsemap", "temperature": 8.0}},
@@ -217,11 +218,9 @@ def in_sets(pairs: PairSet, lines: Lines, *, seed: int) -> PairSet:
 def base(setting: Setting, stage: str) -> Recipe:
     """The recipe of a setting, before its trials change it."""
     source = DATA[setting.data]
-    changes = (
-        source.changes | {"batch": max(256, 2 * setting.group)} | SCENES.get(setting.scene, {}) | WAYS[setting.way]
-    )
-    if setting.priced:
-        changes = changes | {"method.price": -0.3}
+    changes = source.changes | {"batch": max(256, 2 * setting.group)}
+    changes |= {"method.price": -0.3, "method.anneal": 0.5} if setting.priced else {}
+    changes |= WAYS[setting.way] | SCENES.get(setting.scene, {})
     return recipe_by_name(source.recipe).changed(changes | (source.validation if stage == "trial" else {}))
 
 

@@ -91,11 +91,11 @@ def cases() -> dict[str, tuple[Recipe, Any]]:
         "learned temperature": ({"method.learn_temperature": True}, pairs),
         **{f"labels {one}": ({"objective.loss": one}, labelled) for one in ("info-nce", "nt-xent", "sparse-clr")},
         **{
-            f"sets {loss} {truth}": ({"objective.loss": loss, "method.truth": truth}, grouped)
+            f"sets {loss} {truth}": ({"objective.loss": loss, "method.truth": truth, "method.softness": 0.0}, grouped)
             for loss in ("info-nce", "nt-xent", "sparse-clr", "triplet")
             for truth in ("same", "hard", "one-to-one")
         },
-        "sets priced": ({"method.truth": "one-to-one", "method.price": -0.3}, grouped),
+        "sets priced": ({"method.truth": "one-to-one", "method.price": -0.3, "method.softness": 0.0}, grouped),
         "sets soft": ({"method.truth": "one-to-one", "method.softness": 0.1}, grouped),
         "sets soft, hard": ({"method.truth": "hard", "method.softness": 0.1, "method.price": -0.3}, grouped),
         "sets qare": ({"terms": QARE, "method.truth": "hard"}, grouped),

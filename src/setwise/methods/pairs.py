@@ -23,6 +23,9 @@ from setwise.losses.parallel import Processes, distributed
 from setwise.methods.method import Batch, Method, Parts
 
 HeadKind = Literal["none", "linear", "mlp"]
+# One-to-one on Multi30k in sets of 128, 4,096 pairs, validation lines, three seeds: 0.03, 0.1 and 0.25 gave 95.0, 94.8
+# and 94.8 %, a single partner 94.4 %.
+SOFTNESS = 0.1
 
 
 class _Exponential(nn.Module):
@@ -48,7 +51,8 @@ class Pairs(Method):
     Where only sets are known, ``truth``, ``price`` and ``structure`` are those of ``Sets``, see
     ``setwise.losses.sets``. Until the share ``anneal`` of training is done, the truth is "same" and there is no price:
     with one from the first step, encoders that keep all items apart have no loss, and learn just that.
-    ``softness``: the truth begins as soft as the loss, and falls to so large a share of that at the end of training.
+    ``softness``: "hard" and "one-to-one" begin as soft as the loss, and harden to so large a share of its temperature
+    at the end of training; 0.1 if None, and at 0 each row has a single partner from the beginning.
     """
 
     def __init__(
@@ -61,10 +65,10 @@ class Pairs(Method):
         least_temperature: float = 0.01,
         most_temperature: float = 1.0,
         truth: Truth = "same",
-        anneal: float = 0.5,
+        anneal: float = 0.25,
         price: float | None = None,
         structure: float = 1.0,
-        softness: float = 0.0,
+        softness: float | None = None,
     ) -> None:
         super().__init__()
         if shared and (parts.recipe.second_encoder is not None or not parts.alike):
@@ -96,9 +100,13 @@ class Pairs(Method):
                 "expected sets for --method.truth and --method.price, got known pairs; leave these out, or give sets, "
                 + see("how-to/your-pairs#sets")
             )
+        may_doubt = truth in ("hard", "one-to-one")
+        if softness is None:
+            whole = getattr(self.pairwise, "options", {}).get("mining") == "one-to-one"
+            softness = SOFTNESS if may_doubt and not whole else 0.0
         if not 0 <= softness <= 1:
             raise ValueError(f"expected softness from 0 to 1, got {softness}")
-        if softness and truth not in ("hard", "one-to-one"):
+        if softness and not may_doubt:
             raise ValueError(f"expected --method.truth hard or one-to-one with a softness, got {truth}")
         self.truth, self.anneal, self.price, self.structure = truth, anneal, price, structure
         self.least_softness = softness
