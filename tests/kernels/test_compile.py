@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 import torch
 
-from setwise.kernels import assign, local
+from setwise.kernels import assign, local, scale
 from setwise.kernels import views as view_kernels
 from setwise.kernels.conv_plan import Layer, convolution, normalisation, weight_gradient
 from setwise.kernels.eigh import FILES, LARGEST, threads_for
@@ -77,7 +77,8 @@ def others():
     for name, channels in product(local.NAMES, (local.CHANNELS[0], local.CHANNELS[-1])):
         yield local.FILES, name, (("CHANNELS", channels),)
     for kind in assign.TYPES.values():
-        yield ("assign.cu",), "assign_sets", (("SCORE", kind), ("THREADS", assign.THREADS))
+        yield assign.FILES, "assign_sets", (("SCORE", kind), ("THREADS", assign.THREADS))
+        yield scale.FILES, "scale_sets", (("SCORE", kind), ("THREADS", scale.THREADS))
     for n in (2, 65, LARGEST):
         yield FILES, "eigh", (("N", n), ("THREADS", threads_for(n)))
     for name in ("self-supervised", "supervised"):

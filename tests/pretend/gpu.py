@@ -236,9 +236,9 @@ def install(*, plain: bool = False) -> Any:
 
     import stand_ins
 
-    from setwise.kernels import assign, conv_plan, eigh, local, rows, views
+    from setwise.kernels import assign, conv_plan, eigh, local, rows, scale, views
 
-    for module in (assign, conv_plan, eigh, local, rows, views):
+    for module in (assign, conv_plan, eigh, local, rows, scale, views):
         module.compile_kernel = stand_ins.plain_kernel if plain else stand_ins.Kernel  # type: ignore[attr-defined]
     Graph.replays = plain  # of zeros nothing good would come
     if plain:

@@ -80,13 +80,32 @@ def assign_sets(scores: Any, ids_a: Any, ids_b: Any, *rest: Any) -> None:
         to_b[rows[i]], to_a[columns[j]] = columns[j], rows[i]
 
 
+def scale_sets(scores: Any, ids_a: Any, ids_b: Any, heats: Any, *rest: Any) -> None:
+    """Of scale.cu."""
+    import torch
+
+    from setwise.assignment import scaling
+    from setwise.losses.shares import _spare
+
+    *_, of_a, of_b, _n, _m, passes, falling, alone = rest
+    assert (passes, falling) == (scaling.PASSES, scaling.PASSES - scaling.LAST)
+    allowed = ids_a[:, None] == ids_b
+    spare, level = (_spare(allowed), None) if alone == -torch.inf else ((None, None), alone)
+    found = scaling.scaled_assignments(scores.masked_fill(~allowed, -torch.inf), *heats, *spare, level)
+    for out, shares in zip((of_a, of_b), found, strict=True):
+        out.copy_(shares)
+
+
+PLAIN: dict[str, Callable[..., object]] = {"eigh": eigh, "assign_sets": assign_sets, "scale_sets": scale_sets}
+
+
 def plain_kernel(
     files: str | Sequence[str], name: str, defines: Mapping[str, object], shared: int = 0
 ) -> Callable[..., None]:
-    """Kernels without which a step cannot be captured; others have plain torch in their place."""
-    if name not in ("eigh", "assign_sets"):
+    """Kernels that plain code of ours stands for; others have plain torch in their place."""
+    if name not in PLAIN:
         raise RuntimeError("none here")
-    work = Work(eigh if name == "eigh" else assign_sets)
+    work = Work(PLAIN[name])
     return lambda *, args, **_: work(*args)
 
 

@@ -43,7 +43,7 @@ def test_what_waits_for_the_device_is_refused(found):
 
 
 def test_the_kernels_of_a_step_were_asked(found):
-    expected = {"assign_sets", "convolve", "eigh", "row_losses", "set_losses", "unit_rows", "views"}
+    expected = {"assign_sets", "convolve", "eigh", "row_losses", "scale_sets", "set_losses", "unit_rows", "views"}
     assert expected <= set(found["kernels"])
 
 

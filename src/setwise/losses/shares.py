@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from setwise.assignment.scaling import scaled_assignments
+from setwise.assignment import scaling
+from setwise.kernels.scale import shares_inside_sets
 from setwise.losses.options import Sets, Temperature
 from setwise.similarity import Similarity, prepare, prepared_scores
 
@@ -21,24 +22,37 @@ def shares_inside(
     """
     x, y = prepare(z_a, z_b, similarity=similarity)
     heat = temperature * sets.softness
-    blocks = _blocks(sets) if sets.truth == "one-to-one" else None
+    if sets.truth == "hard":
+        scores = prepared_scores(x, y, similarity=similarity).masked_fill(sets.a[:, None] != sets.b, -torch.inf)
+        of_a, of_b = (_softmax(one, sets.price, heat) for one in (scores, scores.mT))
+    else:
+        of_a, of_b = _one_to_one(x, y, sets, similarity, temperature, heat)
+    return (of_a, of_b) if sets.price is None else (_with_rest(of_a), _with_rest(of_b))
+
+
+def _one_to_one(
+    x: Tensor, y: Tensor, sets: Sets, similarity: Similarity, first: Temperature, wanted: Temperature
+) -> tuple[Tensor, Tensor]:
+    """The soft assignment inside every pair of sets, [N, M] and [M, N], of prepared rows."""
+    alone = None if sets.price is None else -sets.price / 2  # two that stay alone pay half of the price each
+    blocks = _blocks(sets)
     if blocks is None:
-        admissible = sets.a[:, None] == sets.b
         scores = prepared_scores(x, y, similarity=similarity)
+        passes = (scaling.PASSES, scaling.LAST)
+        found = shares_inside_sets(scores, sets.a, sets.b, first, wanted, alone, *passes)
+        if found is not None:
+            return found
+        admissible = sets.a[:, None] == sets.b
     else:  # the pairs of sets alone
         rows, columns = blocks
-        admissible = (rows >= 0)[:, :, None] & (columns >= 0)[:, None]
         scores = prepared_scores(x[rows], y[columns], similarity=similarity)
+        admissible = (rows >= 0)[:, :, None] & (columns >= 0)[:, None]
+    spare_rows, spare_columns = _spare(admissible) if alone is None else (None, None)
     scores = scores.masked_fill(~admissible, -torch.inf)
-    if sets.truth == "hard":
-        of_a, of_b = (_softmax(one, sets.price, heat) for one in (scores, scores.mT))
-    elif sets.price is None:
-        of_a, of_b = scaled_assignments(scores, temperature, heat, *_spare(admissible))
-    else:  # two that stay alone pay half of the price each
-        of_a, of_b = scaled_assignments(scores, temperature, heat, alone=-sets.price / 2)
-    if blocks is not None:
-        of_a, of_b = _placed(of_a, rows, columns, len(x), len(y)), _placed(of_b, columns, rows, len(y), len(x))
-    return (of_a, of_b) if sets.price is None else (_with_rest(of_a), _with_rest(of_b))
+    of_a, of_b = scaling.scaled_assignments(scores, first, wanted, spare_rows, spare_columns, alone)
+    if blocks is None:
+        return of_a, of_b
+    return _placed(of_a, rows, columns, len(x), len(y)), _placed(of_b, columns, rows, len(y), len(x))
 
 
 def _with_rest(shares: Tensor) -> Tensor:
