@@ -25,7 +25,7 @@ import torch
 import setwise as sw
 from setwise.training.capture import captured
 
-DIMENSIONS, SIZES = 128, (8, 32, 128)
+DIMENSIONS, SIZES, SOFTNESS = 128, (8, 32, 128), 0.1
 
 
 def step(loss: sw.InfoNCE, z_a: torch.Tensor, z_b: torch.Tensor, sets: sw.Sets | None) -> None:
@@ -45,7 +45,9 @@ def times(n: int, size: int, device: torch.device, repeats: int) -> dict[str, fl
         "same": sw.Sets(ids, ids),
         "same, at a price": sw.Sets(ids, ids, price=-0.3),
         "hard": sw.Sets(ids, ids, "hard"),
+        "hard, soft": sw.Sets(ids, ids, "hard", softness=SOFTNESS),
         "one-to-one": sw.Sets(ids, ids, "one-to-one"),
+        "one-to-one, soft": sw.Sets(ids, ids, "one-to-one", softness=SOFTNESS),
     }
     steps: dict[str, Callable[[], object]] = {name: partial(step, loss, z_a, z_b, sets) for name, sets in known.items()}
     if device.type == "cuda":
@@ -81,7 +83,13 @@ def main() -> None:
         shown = [f"{way} {1e3 * value:.2f} ms ({value / row['pairs']:.2f} x)" for way, value in row.items()]
         print(f"sets of {size}: " + ", ".join(shown))
     if options.out:
-        about = {"device": name, "torch": torch.__version__, "items": options.items, "dimensions": DIMENSIONS}
+        about = {
+            "device": name,
+            "torch": torch.__version__,
+            "items": options.items,
+            "dimensions": DIMENSIONS,
+            "softness": SOFTNESS,
+        }
         options.out.write_text(json.dumps(about | {"seconds": rows}, indent=2) + "\n")
 
 

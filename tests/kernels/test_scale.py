@@ -54,6 +54,10 @@ def solve(on_cpu, scores, ids_a, ids_b, first, wanted, alone=None, passes=PASSES
     on_cpu[scores.dtype, threads].run(
         order, n, m, passes, passes - last, level, *(ctypes.c_void_p(x.data_ptr()) for x in tensors)
     )
+    order_a, order_b = (ids.argsort(stable=True) for ids in (ids_a, ids_b))
+    assert torch.equal(members[:n].long(), order_a), "sets share memory"
+    served = torch.isin(ids_b[order_b], ids_a)
+    assert torch.equal(members[n:][served].long(), order_b[served])
     for x, edge in zip(found, beyond, strict=True):
         assert torch.equal(x[n * m :], edge), "it wrote beyond the shares"
     return found[0][: n * m].view(n, m), found[1][: n * m].view(m, n)

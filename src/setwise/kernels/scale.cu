@@ -4,10 +4,10 @@
 // every score of the pair once and takes one exponential of it; the last on each side do so twice. The scores turned
 // over lie where the shares of the columns will be, so that both sides read along memory.
 //
-// Not measured yet. What we expect of an H200 at N = 1,024: in sets of 32 a half pass is one row a warp, thus a chain of
-// two reads of L1, ten shuffles, two exponentials, a logarithm and a barrier, some 600 cycles; 61 of them take about
-// 20 µs. In sets of 128 it is 512 steps of a warp with some 22 instructions each, of which an SM begins four a cycle:
-// 61 · 3,000 cycles, about 110 µs. A set that is most of a large batch keeps a single SM busy, for milliseconds.
+// Not measured yet. What we expect of an H200 at N = 1,024, where an SM begins four instructions of warps a cycle: a
+// row takes some 30 for every 32 scores and 100 for its sums, which are two chains of five shuffles. In sets of 32 a
+// half pass is one row a warp, about 1,200 cycles; 61 of them take about 40 µs. In sets of 128 it is four rows a warp,
+// about 7,000 cycles, in all some 200 µs. A set that is most of a large batch keeps one SM busy, for milliseconds.
 //
 // After sets.cu. SCORE (float or double) is defined before this text.
 
@@ -47,11 +47,14 @@ __device__ void balance(const Side& mine, const Side& other, SCORE alone, SCORE 
         }
         sum *= exp((most - largest) * per_t);
         for (int mask = 16; mask; mask /= 2) sum += __shfl_xor_sync(EVERY_LANE, sum, mask);
-        SCORE u = sum == 0 ? 0 : -(largest + t * log(sum)), share = sum == 0 ? 0 : 1 / sum;
-        if (mine.spare && u > 0) u = 0, share = exp(largest * per_t);
+        SCORE u = sum == 0 ? 0 : -(largest + t * log(sum));
+        const bool below_one = mine.spare && u > 0;
+        if (below_one) u = 0;
         if (lane == 0) mine.raised[i] = u;
+        if (!last) continue;
         // Not exp((s + u + v) / t): in float32 u may be less exact than t is small.
-        for (int j = lane; last && j < other.count; j += 32)
+        const SCORE share = below_one ? exp(largest * per_t) : sum == 0 ? 0 : 1 / sum;
+        for (int j = lane; j < other.count; j += 32)
             mine.shares[row + other.members[j]] = share * exp((entry(j) - largest) * per_t);
     }
     __syncthreads();

@@ -1,4 +1,4 @@
-"""Entropic one-to-one assignments inside many sets at once: one launch instead of twenty for each of many passes."""
+"""Entropic one-to-one assignments inside many sets at once: one launch, not twenty for each half of a pass."""
 
 from __future__ import annotations
 

@@ -47,9 +47,9 @@ def _one_to_one(
         rows, columns = blocks
         scores = prepared_scores(x[rows], y[columns], similarity=similarity)
         admissible = (rows >= 0)[:, :, None] & (columns >= 0)[:, None]
-    spare = _spare(admissible) if alone is None else (None, None)
+    spare_rows, spare_columns = _spare(admissible) if alone is None else (None, None)
     scores = scores.masked_fill(~admissible, -torch.inf)
-    of_a, of_b = scaling.scaled_assignments(scores, first, wanted, *spare, alone)
+    of_a, of_b = scaling.scaled_assignments(scores, first, wanted, spare_rows, spare_columns, alone)
     if blocks is None:
         return of_a, of_b
     return _placed(of_a, rows, columns, len(x), len(y)), _placed(of_b, columns, rows, len(y), len(x))
