@@ -140,7 +140,7 @@ SEARCH = Job(
 
 # --- records of runs ---
 
-HALVES, PARTS = f"{RESULTS}/sets-halves.json", 13  # as many parts as settings
+HALVES, PARTS = f"{RESULTS}/sets-halves.json", 21  # as many parts as settings
 
 
 def halves_left(out: Path) -> float | None:

@@ -80,7 +80,7 @@ QUESTIONS = {
         "What if some items have no partner?",
         "Items without a partner",
         lambda row, ways: row.missing > 0,
-        (*TRUTHS, (SOFT, SAME), _priced(SAME), _priced(ONE), _priced(SOFT)),
+        (*TRUTHS, (SOFT, SAME), _priced(SOFT)),
     ),
     "halves": Question(
         "Is it so for images?",

@@ -30,7 +30,7 @@ def scripts(monkeypatch):
 @pytest.fixture
 def queue(monkeypatch):
     module = importlib.import_module("gpu_queue")
-    monkeypatch.setattr(module, "GRACE", 1.0)
+    monkeypatch.setattr(module, "GRACE", 5.0)
     monkeypatch.setattr(module, "share_gpu", lambda on: None)
     return module
 
@@ -92,7 +92,7 @@ time.sleep(99)
     leaves = ("results/whole.json",)
     lines = work([job("slow", code, seconds=1.5, leaves=leaves), job("next", "pass", leaves=("none",))])
     assert time.monotonic() - began < 30
-    assert re.fullmatch(r"slow  \d\.\d s  exit code -2, stopped", lines[0])
+    assert re.fullmatch(r"slow  [\d.]+ s  exit code -2, stopped", lines[0])
     assert lines[1].startswith("next  ")
     kept = members(tmp_path / "out" / ARCHIVE)
     assert kept["results/whole.json.partial"] == b"half of it"
@@ -103,7 +103,7 @@ time.sleep(99)
 
 def test_a_job_that_ignores_the_first_signal_is_killed(work, job):
     code = "signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(99)"
-    assert re.fullmatch(r"deaf  \d\.\d s  exit code -9, stopped", work([job("deaf", code, seconds=1.0)])[0])
+    assert re.fullmatch(r"deaf  [\d.]+ s  exit code -9, stopped", work([job("deaf", code, seconds=1.0)])[0])
 
 
 def test_a_job_has_time_to_end_well(work, job, tmp_path):

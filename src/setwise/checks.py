@@ -52,7 +52,7 @@ def check_number(value: float, name: str, *, above: float | None = None, least: 
     check_not_tensor(value, name)
     limit = f" above {above:g}" if above is not None else f" of at least {least:g}" if least is not None else ""
     if not is_number(value) or (above is not None and value <= above) or (least is not None and value < least):
-        large = isinstance(value, (int, float)) and math.isfinite(value) and abs(value) > LARGEST
+        large = isinstance(value, (int, float)) and LARGEST < abs(value) < math.inf
         most = f"; float32 holds {LARGEST:.2g} at most" if large else ""
         raise ValueError(f"expected {name} to be a finite number{limit}, got {value!r}{most}")
 
