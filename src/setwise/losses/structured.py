@@ -241,7 +241,7 @@ def row_losses(
         theta, margin, clamp = divide(theta, truth, temperature, margin, clamp), 0.0, None
     else:
         margin, clamp = margin / temperature, None if clamp is None else clamp / temperature
-    if theta.is_cuda and labels is None and smoothing != "none" and kernels.have_row_losses(theta):
+    if labels is None and smoothing != "none" and kernels.have_row_losses(theta):
         losses: Tensor = _RowLosses.apply(  # type: ignore[no-untyped-call]
             theta, partner, itself, smoothing == "sparse", margin, clamp
         )
