@@ -170,11 +170,13 @@ def _set_row_losses(
     block_size: int | None,
     own: Tensor | None,
     shares: Tensor | None = None,
+    softness: float | Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The loss of each anchor [R] among prepared candidates [C, E], and how much it has a partner [R]; 0 where not.
 
     ``ids`` [R]: of the anchors. ``others``: of the first candidates; where both are equal the pair is admissible.
     ``shares`` [R, M], with a price [R, M + 1]: how much each of the first candidates is the partner, or none is.
+    ``softness``: they follow from the scores of the row alone.
     The other arguments are those of ``structured.row_losses``.
     """
     if block_size is not None and block_size < len(anchors):
@@ -189,6 +191,7 @@ def _set_row_losses(
                 *(hard, price, similarity, smoothing, temperature, margin, clamp, None),
                 None if own is None else own[start : start + block_size],
                 None if shares is None else shares[start : start + block_size],
+                softness,
                 use_reentrant=False,
                 preserve_rng_state=False,
             )
@@ -216,6 +219,9 @@ def _set_row_losses(
     if price is not None:
         valid, columns = pad(valid, (0, 1), value=True), pad(columns, (0, 1), value=theta.shape[1] - 1)
     partnered = valid.any(1)
+    if softness is not None:
+        heat = softness * (temperature.detach() if isinstance(temperature, Tensor) else 1.0)
+        shares = torch.softmax(_among(theta.detach(), columns, valid) / heat, 1)
     if shares is not None:
         shares = torch.where(valid, shares, 0)
         partnered = shares.sum(1)
@@ -295,7 +301,8 @@ def set_row_losses(
     matched_whole = known.truth in ("one-to-one", "quadratic") and not known.soft
     rank = 0 if processes is None else processes.rank
     mine_a, mine_b = (slice(rank * len(z), (rank + 1) * len(z)) for z in (z_a, z_b))
-    if known.soft:
+    softness = known.softness if known.soft and known.truth == "hard" else None
+    if known.soft and softness is None:
         all_shares = shares_inside(every_a, every_b, every, similarity, temperature)
         shares_a, shares_b = all_shares[0][mine_a], all_shares[1][mine_b]
     elif matched_whole:  # the number of the partner is then what has to be equal
@@ -314,7 +321,7 @@ def set_row_losses(
             found = torch.where(matched, row_losses(x, y, ids.clamp_min(0), itself, *options, own), 0), matched
         else:
             hard = known.truth != "same"
-            found = _set_row_losses(x, y, ids, other_ids, itself, hard, known.price, *options, own, shares)
+            found = _set_row_losses(x, y, ids, other_ids, itself, hard, known.price, *options, own, shares, softness)
         losses.append(found[0])
         partnered.append(found[1])
     both = torch.cat(losses), torch.cat(partnered)

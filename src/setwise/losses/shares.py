@@ -1,4 +1,4 @@
-"""How much each row is another's partner, where only sets are known and the truth may doubt."""
+"""How much each row is another's partner, where sets are matched one to one and the truth may doubt."""
 
 from __future__ import annotations
 
@@ -21,16 +21,11 @@ def shares_inside(
     At a price both have a last column: how much the row stays alone. ``setwise.losses.sets`` has the formulas.
     """
     x, y = prepare(z_a, z_b, similarity=similarity)
-    heat = temperature * sets.softness
-    if sets.truth == "hard":
-        scores = prepared_scores(x, y, similarity=similarity).masked_fill(sets.a[:, None] != sets.b, -torch.inf)
-        of_a, of_b = (_softmax(one, sets.price, heat) for one in (scores, scores.mT))
-    else:
-        of_a, of_b = _one_to_one(x, y, sets, similarity, temperature, heat)
+    of_a, of_b = _scaled(x, y, sets, similarity, temperature, temperature * sets.softness)
     return (of_a, of_b) if sets.price is None else (_with_rest(of_a), _with_rest(of_b))
 
 
-def _one_to_one(
+def _scaled(
     x: Tensor, y: Tensor, sets: Sets, similarity: Similarity, first: Temperature, wanted: Temperature
 ) -> tuple[Tensor, Tensor]:
     """The soft assignment inside every pair of sets, [N, M] and [M, N], of prepared rows."""
@@ -58,12 +53,6 @@ def _one_to_one(
 def _with_rest(shares: Tensor) -> Tensor:
     """And, in a last column, what each row lacks to 1."""
     return torch.cat([shares, (1 - shares.sum(1, keepdim=True)).clamp_min(0)], 1)
-
-
-def _softmax(scores: Tensor, price: float | None, heat: Temperature) -> Tensor:
-    """Of each row, which may stay alone at a price; zeros where it has no column."""
-    alone = scores.new_full((len(scores), 1), -torch.inf if price is None else -price)
-    return torch.softmax(torch.cat([scores, alone], 1) / heat, 1)[:, :-1].nan_to_num(0)
 
 
 def _spare(admissible: Tensor) -> tuple[Tensor, Tensor]:
