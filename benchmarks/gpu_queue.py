@@ -68,6 +68,11 @@ def variables() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
 
 
+def listen() -> None:
+    """Let the first signal reach a job: what a shell starts by "&" ignores it, and so would all that it starts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Running:
     """A job's processes."""
 
@@ -86,6 +91,7 @@ class Running:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # a group of its own, which signals reach as a whole
                 pass_fds=(keep_open,),
+                preexec_fn=listen,
             )
 
     def signal(self, number: int) -> None:

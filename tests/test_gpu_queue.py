@@ -3,6 +3,7 @@
 import importlib
 import json
 import re
+import signal
 import subprocess
 import sys
 import tarfile
@@ -99,6 +100,16 @@ time.sleep(99)
     assert "results/whole.json" not in kept, "it would count as complete"
     assert kept["logs/slow.txt"].startswith(b"so far")
     assert not alive(int(kept["results/rows.json"]))
+
+
+def test_a_job_hears_the_first_signal_also_where_a_shell_made_us_deaf_to_it(work, job):
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert re.fullmatch(
+            r"slow  [\d.]+ s  exit code -2, stopped", work([job("slow", "time.sleep(99)", seconds=1.0)])[0]
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_job_that_ignores_the_first_signal_is_killed(work, job):
