@@ -229,7 +229,7 @@ def _cost(found: Study, data: str) -> str:
 
 
 def picture_of_sets(path: Path) -> str:
-    """Recall by the size of the sets, a panel for each data set that has several; "" where none has."""
+    """Recall by the size of the sets, a panel for each data set with at least three; "" where none has."""
     found, panels, ways = study(path), [], [SAME, HARD, ONE, SOFT]
     for data in PANELS:
         rows = [one for one in answers(found, Question("", "", lambda row, _: _plain(row), ())) if one.row.data == data]
@@ -246,6 +246,6 @@ def picture_of_sets(path: Path) -> str:
         hollow = [(line, float(one.row.group)) for line in points for one in rows if one.stage == "untuned"]
         stages = list(dict.fromkeys(one.stage for one in rows))
         title = f"{DATA[data]}, {stages[0] if len(stages) == 1 else 'hollow: untuned'}"
-        panels += [Panel(title, points, bands, hollow)] if len(rows) > 1 else []
+        panels += [Panel(title, points, bands, hollow)] if len(rows) > 2 else []
     title = "Recall@1 in %, by the size of the sets"
     return line_picture(title, panels, x="items in a set", log="x") if panels else ""
