@@ -93,7 +93,6 @@ def main(words: list[str] | None = None, jobs: tuple[Job, ...] = JOBS) -> None:
     if not gpu and not given.list:
         sys.exit("gpu.py: expected an NVIDIA GPU, got none that torch finds; --list shows what there is to do")
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's "&" has it ignored, in jobs too
     try:
         with nullcontext(-1) if given.list else own(out) as lock:
             seed(out, given.results)

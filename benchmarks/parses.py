@@ -18,15 +18,7 @@ from typing import Any
 from unittest import mock
 
 PARTLY = 3
-PACKAGES = (
-    "filelock",
-    "PIL",
-    "rich",
-    "safetensors",
-    "scipy",
-    "sklearn",
-    "tyro",
-)  # which setwise imports when it trains
+PACKAGES = ("filelock", "PIL", "rich", "safetensors", "scipy", "sklearn", "tyro")  # of training
 
 
 class Taken(Exception):

@@ -34,8 +34,8 @@ that of ``structured`` with several partners,
     "hard":        rows of Y_T are softmaxes over the set, at r times the temperature
     "one-to-one":  Y_T = argmax_Y <θ, Y> + r Σ Y (1 - log Y) inside every pair of sets (``assignment.scaling``)
 
-At 0 each is the single partner above, and "hard" at 1 is "same". Of a pair of unequal sizes the rows of the larger side
-count as much as they are taken. At a price rows stay alone to a share, too.
+At 0 each is the single partner above, and "hard" at 1 is "same". Where two sets are of unequal sizes, a row of the
+larger one counts as much as it is taken. At a price a row may also stay alone to a share.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def _set_row_losses(
 
     ``ids`` [R]: of the anchors. ``others``: of the first candidates; where both are equal the pair is admissible.
     ``shares`` [R, M], with a price [R, M + 1]: how much each of the first candidates is the partner, or none is.
-    ``softness``: they follow from the scores of the row alone.
+    ``softness``, in place of shares: these follow from the row's own scores.
     The other arguments are those of ``structured.row_losses``.
     """
     if block_size is not None and block_size < len(anchors):
@@ -218,15 +218,14 @@ def _set_row_losses(
         shares = shares.gather(1, columns if price is None else pad(columns, (0, 1), value=len(others)))
     if price is not None:
         valid, columns = pad(valid, (0, 1), value=True), pad(columns, (0, 1), value=theta.shape[1] - 1)
-    partnered = valid.any(1)
     if softness is not None:
         heat = softness * (temperature.detach() if isinstance(temperature, Tensor) else 1.0)
         shares = torch.softmax(_among(theta.detach(), columns, valid) / heat, 1)
-    if shares is not None:
-        shares = torch.where(valid, shares, 0)
-        partnered = shares.sum(1)
-        shares = shares / partnered.masked_fill(partnered == 0, 1)[:, None]
-    elif hard:
+    if shares is None:
+        partnered = valid.any(1)
+    else:
+        shares, partnered = _divided(torch.where(valid, shares, 0))
+    if hard and shares is None:
         best = _among(theta.detach(), columns, valid).argmax(1, keepdim=True)
         columns, valid = columns.gather(1, best), valid.gather(1, best)
     if margin:
@@ -247,6 +246,12 @@ def _set_row_losses(
         valid[:, 0] |= ~partnered  # any column: the row has no term
         losses = _RowsOfSets.apply(theta, columns, valid, smoothing)  # type: ignore[no-untyped-call]
     return torch.where(partnered, losses, 0), partnered
+
+
+def _divided(shares: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows by their sums, and the sums [R]; a row of zeros stays one."""
+    sums = shares.sum(1)
+    return shares / sums.masked_fill(sums == 0, 1)[:, None], sums
 
 
 def _columns_of_sets(ids: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:

@@ -51,8 +51,8 @@ class Pairs(Method):
     Where only sets are known, ``truth``, ``price`` and ``structure`` are those of ``Sets``, see
     ``setwise.losses.sets``. Until the share ``anneal`` of training is done, the truth is "same" and there is no price:
     with one from the first step, encoders that keep all items apart have no loss, and learn just that.
-    ``softness``: "hard" and "one-to-one" begin as soft as the loss, and harden to so large a share of its temperature
-    at the end of training; 0.1 if None, and at 0 each row has a single partner from the beginning.
+    ``softness``: the truths "hard" and "one-to-one" begin as soft as the loss. They harden step by step, at the end to
+    this share of the loss's temperature. None means 0.1. At 0 each row has a single partner from the beginning.
     """
 
     def __init__(
