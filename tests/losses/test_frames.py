@@ -11,7 +11,7 @@ import setwise as sw
 HOME = str(Path(sw.__file__).parent)
 
 
-@pytest.mark.parametrize(("items", "most", "ours"), [(128, 121, 41), (32, 100, 35)])
+@pytest.mark.parametrize(("items", "most", "ours"), [(128, 122, 42), (32, 101, 36)])
 def test_frames_of_one_forward(items, most, ours):
     loss = sw.SetContrastive(sw.InfoNCE(0.5), beta=0.5)
     z_a, z_b = torch.randn(2, items, 64, generator=torch.Generator().manual_seed(0))

@@ -300,3 +300,43 @@ def test_many_rows_are_not_stored_and_change_nothing(options, monkeypatch):
     torch.testing.assert_close(apart, stored, rtol=1e-12, atol=1e-12)
     for got, wanted in zip(torch.autograd.grad(apart, pair), torch.autograd.grad(stored, pair), strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("reference", ["none", "truth"])
+@pytest.mark.parametrize("pairwise", [sw.InfoNCE(0.5), sw.InfoNCE(0.5, symmetric=True), sw.NTXent(0.5)], ids=str)
+def test_beside_a_loss_many_rows_have_one_gradient(pairwise, reference, monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    pair = [torch.randn(50, 6, generator=generator, dtype=torch.float64).requires_grad_() for _ in range(2)]
+    loss = sw.SetContrastive(pairwise, 0.3, sw.QARe(reference=reference))
+    wanted = loss(*pair)
+    of_wanted = torch.autograd.grad(wanted, pair, retain_graph=True)
+    monkeypatch.setattr(set_level, "MANY", 7)
+    got = loss(*pair)
+    torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
+    for _ in range(2):  # the second time over the same graph
+        for ours, theirs in zip(torch.autograd.grad(got, pair, retain_graph=True), of_wanted, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
+    (only,) = torch.autograd.grad(got, pair[:1])
+    torch.testing.assert_close(only, of_wanted[0], rtol=1e-10, atol=1e-12)
+    alone = sw.SetContrastive(pairwise, 0.3, sw.QARe(reference=reference), alpha=0.0)
+    for ours, theirs in zip(
+        torch.autograd.grad(alone(*pair), pair), torch.autograd.grad(0.3 * alone.regularizer(*pair), pair), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
+
+
+def test_beside_a_loss_many_rows_take_the_memory_of_its_gradient(monkeypatch):
+    monkeypatch.setattr(set_level, "MANY", 7)
+    z_a, z_b = torch.randn(2, 50, 6, generator=torch.Generator().manual_seed(0)).unbind()
+    z_a, z_b = z_a.requires_grad_(), z_b.requires_grad_()
+    value, of_a, of_b = sw.QARe().beside(z_a, z_b)
+    came = [torch.ones(50, 6), torch.ones(50, 6)]
+    got = torch.autograd.grad((value, of_a, of_b), (z_a, z_b), (torch.tensor(1.0), *came))
+    alone = torch.autograd.grad(sw.QARe()(z_a, z_b), (z_a, z_b))
+    for there, ours, theirs in zip(came, got, alone, strict=True):
+        assert ours.data_ptr() == there.data_ptr()
+        torch.testing.assert_close(ours, 1 + theirs)
+    shared = torch.zeros(()).expand(50, 6)  # one number, which is every entry
+    got = torch.autograd.grad(sw.QARe().beside(z_a, z_b), (z_a, z_b), (torch.tensor(1.0), shared, shared))
+    torch.testing.assert_close(got, alone)
+    assert not shared.any()

@@ -20,9 +20,12 @@ from setwise.checks import (
     plain,
     see,
 )
-from setwise.losses.modules import QARe, Views, mean_over_pairs, pairs_of
+from setwise.losses import set_level
+from setwise.losses.modules import InfoNCE, NTXent, QARe, Views, mean_over_pairs, pairs_of
 from setwise.losses.options import KnownSets
 from setwise.similarity import SIMILARITIES
+
+ALONE = (InfoNCE, NTXent)  # which give each view a gradient in memory of its own, where QARe can add its own
 
 
 @cache
@@ -188,7 +191,10 @@ class SetContrastive(nn.Module):
             known["sets"] = sets
         if known and not torch.compiler.is_compiling():
             _check_takes(self.pairwise, known)
-        if isinstance(z_a, Tensor) and z_a.is_cuda and not torch.compiler.is_compiling():
+        if isinstance(z_a, Tensor) and z_a.ndim == 2 and z_a.shape[0] > set_level.MANY and self._in_one_place():
+            regularizer, z_a, z_b = cast(QARe, self.regularizer).beside(z_a, z_b)
+            pairwise = self.pairwise(z_a, z_b, **known)
+        elif isinstance(z_a, Tensor) and z_a.is_cuda and not torch.compiler.is_compiling():
             here, side = torch.cuda.current_stream(z_a.device), _side_stream(z_a.device)
             # Views taken here, so that gradients come back to this stream also where these are leaves.
             views = [x.view_as(x) for x in seen_sets]
@@ -207,6 +213,11 @@ class SetContrastive(nn.Module):
                 _check_scalar(regularizer, "regularizer")
             check_overflow(loss, "a loss")
         return {"loss": loss, "pairwise": pairwise, "regularizer": regularizer}
+
+    def _in_one_place(self) -> bool:
+        """Whether the regulariser can add its gradient to the pairwise loss's."""
+        ours = type(self.pairwise) in ALONE and type(self.regularizer) is QARe and self.on == "embeddings"
+        return ours and not torch.compiler.is_compiling()
 
     def _check_features(self, features: object, count: int) -> None:
         """Raise unless there are features of every view where the regulariser sees these, and only there."""

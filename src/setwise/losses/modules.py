@@ -25,7 +25,7 @@ from setwise.losses.options import (
     check_sets,
     check_temperature,
 )
-from setwise.losses.set_level import Spectrum, qare
+from setwise.losses.set_level import Spectrum, qare, qare_beside
 from setwise.similarity import Similarity
 
 Views = Tensor | Sequence[Tensor]  # [V, N, E], or V tensors [N, E]
@@ -348,6 +348,12 @@ class QARe(_Loss):
         center: bool = False,
     ) -> None:
         super().__init__(locals())
+
+    def beside(self, z_a: Tensor, z_b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The value, and both views for a loss of ours beside it; see ``set_level.qare_beside``."""
+        check_embeddings(z_a, z_b, None)
+        value, z_a, z_b = qare_beside(z_a, z_b, **self._options)
+        return check_overflow(value, "a loss"), z_a, z_b
 
 
 @register.term(

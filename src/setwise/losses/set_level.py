@@ -8,7 +8,7 @@ whichever φ is, so with distances Eq. (5) prefers to anti-align. QARe keeps the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -146,6 +146,41 @@ def qare(
         >>> sw.functional.qare(line, line[[2, 0, 3, 1]], similarity="euclidean", reference="truth")  # another order
         tensor(5.2500)
     """
+    return qare_beside(
+        z_a,
+        z_b,
+        similarity=similarity,
+        bound=bound,
+        spectrum=spectrum,
+        k=k,
+        reference=reference,
+        normalization=normalization,
+        shift=shift,
+        clamp=clamp,
+        center=center,
+        peers=peers,
+    )[0]
+
+
+def qare_beside(
+    z_a: Tensor,
+    z_b: Tensor,
+    *,
+    similarity: Similarity,
+    bound: Bound,
+    spectrum: Spectrum,
+    k: int | None,
+    reference: Literal["none", "truth"],
+    normalization: Literal["n2", "n(n-1)", "none"],
+    shift: float | None,
+    clamp: float | None,
+    center: bool,
+    peers: Processes | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """``qare``, and both sets, for a loss of ours beside it.
+
+    Of many rows, backward adds its gradient to the one that comes from there, in place: it needs no copy of a set.
+    """
     if peers is not None:
         peers.check_equal_parts(z_a)
     n = z_a.shape[0] * (1 if peers is None else peers.size)
@@ -162,13 +197,12 @@ def qare(
     dtype = torch.promote_types(z_a.dtype, torch.float32)
     with autocast_off(z_a):
         if few and lowrank and similarity == "cosine" and bound == "eigenvalue" and not center and peers is None:
-            return cosine_dot(z_a.to(dtype), z_b.to(dtype), shift, reference == "truth", divisor)
+            return cosine_dot(z_a.to(dtype), z_b.to(dtype), shift, reference == "truth", divisor), z_a, z_b
         many = z_a.shape[0] > MANY and similarity == "cosine" and shift >= 0
         if many and lowrank and bound == "eigenvalue" and not center:
-            sets = [(z_a, None), (z_b, None), (z_a, z_b)][: 3 if reference == "truth" else 2]
-            grams = [product_of_rows(*both, shift) for both in sets]
-            value = _gram_term(grams, max(n, len(grams[0])), peers) / divisor
-            return value if peers is None else peers.finish(value)
+            z_a, z_b, grams = products_of_rows(z_a, z_b, shift, reference == "truth")
+            value = _gram_term(grams, max(n, grams.shape[-1]), peers) / divisor
+            return value if peers is None else peers.finish(value), z_a, z_b
         z = torch.stack([z_a, z_b]).to(dtype)
         if center:
             z = centred(z, peers)
@@ -188,14 +222,14 @@ def qare(
             value = _dense_term(matrices, similarity, bound, reference, k)
         elif additive and (peers is not None or n - 1 > factor.rows.shape[-1]):
             rows = factor.rows
-            grams = [*gram(rows), *([rows[0].mT @ rows[1]] if reference == "truth" else [])]
-            value = _gram_term(grams, max(n, rows.shape[-1]), peers)
+            products = [*gram(rows), *([rows[0].mT @ rows[1]] if reference == "truth" else [])]
+            value = _gram_term(torch.stack(products), max(n, rows.shape[-1]), peers)
         elif n - 1 <= factor.rows.shape[-1]:  # too few items for the factor to be the smaller matrix
             value = _dense_term(factor.matrix(), similarity, bound, reference, None)
         else:
             value = _factor_term(factor, similarity, bound, reference)
         value = value / divisor
-        return value if peers is None else peers.finish(value)
+        return value if peers is None else peers.finish(value), z_a, z_b
 
 
 def centred(z: Tensor, peers: Processes | None) -> Tensor:
@@ -211,57 +245,63 @@ def centred(z: Tensor, peers: Processes | None) -> Tensor:
     return torch.where(centred.abs().amax(-1, keepdim=True) > least, centred, 0).to(z.dtype)
 
 
-def _gram_term(grams: list[Tensor], size: int, peers: Processes | None) -> Tensor:
+def _gram_term(grams: Tensor, size: int, peers: Processes | None) -> Tensor:
     """The eigenvalue bound for F F^T, from F^T F of both sets alone, and with F_A^T F_B less what the truth attains.
 
     Over processes it is a sum of r² numbers for each. Where N < r, as it may be over processes, the Gram matrices have
     r - N zero eigenvalues too many; being the smallest of both, they meet.
     """
-    sums = torch.stack(grams)
-    sums = sums if peers is None else peers.total(sums)
+    sums = grams if peers is None else peers.total(grams)
     value: Tensor = OrderedDot.apply(sums[:2], sums.new_zeros(2), size, True)  # type: ignore[no-untyped-call]
-    return value if len(grams) == 2 else value - sums[2].square().sum()
+    return value if sums.shape[0] == 2 else value - sums[2].square().sum()
 
 
 MANY = 2**15  # rows that are normalised at a time, where there are more
 
 
-class _ProductOfRows(torch.autograd.Function):
-    """F^T G of the unit rows of two sets [N, E], or of one, some rows at a time: no copy of a set is stored."""
+class _ProductsOfRows(torch.autograd.Function):
+    """Two sets [N, E] as they are, and F^T F of the unit rows of each, and F_A^T F_B if asked for; some rows at a time.
+
+    Backward adds its gradients to those that come for the sets, in place: whoever takes the sets must not keep those.
+    """
 
     @staticmethod
-    def forward(ctx: Any, z_x: Tensor, z_y: Tensor | None, shift: float) -> Tensor:
-        ctx.save_for_backward(z_x, z_y)
-        ctx.append = shift**0.5 if shift else None
+    def forward(ctx: Any, z_a: Tensor, z_b: Tensor, shift: float, cross: bool) -> tuple[Tensor, Tensor, Tensor]:
+        ctx.save_for_backward(z_a, z_b)
+        ctx.append, ctx.cross = shift**0.5 if shift else None, cross
+        ctx.set_materialize_grads(False)
         parts = []
-        for start in range(0, len(z_x), MANY):
-            (x, _), (y, _) = _unit_parts(z_x, z_y, start, ctx.append)
-            parts.append(gram(x) if z_y is None else x.mT @ y)
-        return torch.stack(parts).sum(0)
+        for start in range(0, len(z_a), MANY):
+            (a, _), (b, _) = _unit_parts((z_a, z_b), start, ctx.append)
+            parts.append(torch.stack([gram(a), gram(b), *([a.mT @ b] if cross else [])]))
+        return z_a.view_as(z_a), z_b.view_as(z_b), torch.stack(parts).sum(0)
 
     @staticmethod
     @one_derivative
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        z_x, z_y = ctx.saved_tensors
-        width = z_x.shape[1]
-        of_x, of_y = torch.empty_like(z_x), None if z_y is None else torch.empty_like(z_y)
-        of_rows = grad + grad.mT if z_y is None else grad.mT
-        for start in range(0, len(z_x), MANY):
-            x, y = _unit_parts(z_x, z_y, start, ctx.append)
-            of_x[start : start + MANY] = unit_rows_backward(y[0] @ of_rows, *x, width)
-            if of_y is not None:
-                of_y[start : start + MANY] = unit_rows_backward(x[0] @ grad, *y, width)
-        return of_x, of_y, None
+    def backward(ctx: Any, of_a: Tensor | None, of_b: Tensor | None, grad: Tensor | None) -> tuple[Tensor | None, ...]:
+        if grad is None:
+            return of_a, of_b, None, None
+        sets: tuple[Tensor, Tensor] = ctx.saved_tensors
+        width = sets[0].shape[1]
+        given = zip(sets, (of_a, of_b), strict=True)
+        totals = [torch.zeros_like(z) if of is None else of.contiguous() for z, of in given]
+        own = grad[:2] + grad[:2].mT
+        for start in range(0, len(sets[0]), MANY):
+            (a, lengths_a), (b, lengths_b) = _unit_parts(sets, start, ctx.append)
+            to_a, to_b = a @ own[0], b @ own[1]
+            if ctx.cross:
+                to_a, to_b = to_a.addmm_(b, grad[2].mT), to_b.addmm_(a, grad[2])
+            totals[0][start : start + MANY] += unit_rows_backward(to_a, a, lengths_a, width)
+            totals[1][start : start + MANY] += unit_rows_backward(to_b, b, lengths_b, width)
+        return *totals, None, None
 
 
-def _unit_parts(z_x: Tensor, z_y: Tensor | None, start: int, append: float | None) -> list[tuple[Tensor, Tensor]]:
-    """Unit rows from ``start`` on, of both sets, with their lengths; of one set, twice the same."""
-    sets = [z_x] if z_y is None else [z_x, z_y]
-    parts = [unit_rows(full_precision(z[start : start + MANY]), append) for z in sets]
-    return parts if len(parts) == 2 else 2 * parts
+def _unit_parts(sets: Sequence[Tensor], start: int, append: float | None) -> list[tuple[Tensor, Tensor]]:
+    """Unit rows from ``start`` on, of each set, with their lengths."""
+    return [unit_rows(full_precision(z[start : start + MANY]), append) for z in sets]
 
 
-product_of_rows: Callable[..., Tensor] = _ProductOfRows.apply
+products_of_rows: Callable[..., tuple[Tensor, Tensor, Tensor]] = _ProductsOfRows.apply
 
 
 def _dense_term(s: Tensor, similarity: Similarity, bound: Bound, reference: str, k: int | None) -> Tensor:
