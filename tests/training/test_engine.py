@@ -458,7 +458,7 @@ def test_views_grow_in_the_course_of_training(digits, recipe, captures):
 @pytest.mark.gpu
 def test_steps_with_views_that_grow_are_captured_and_the_same(digits, recipe):
     recipe = recipe.changed(GROWING)
-    ours, plain = (trained(recipe, digits, epochs=4, device="cuda", capture=x) for x in (True, False))
+    ours, plain = (trained(recipe, digits, epochs=4, device=GPU, capture=x) for x in (True, False))
     assert {since for _, _, since in ours._graphs} == {0.0, 0.25, 0.7}
     torch.testing.assert_close(weights(ours), weights(plain), rtol=0.02, atol=0.02)
 
