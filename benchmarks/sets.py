@@ -1,9 +1,10 @@
-"""InfoNCE that knows only the sets, forward and backward, against the one that knows the pairs. Assignments included.
+"""InfoNCE that knows only the sets against the one that knows the pairs: times, assignments included.
 
-    python benchmarks/sets.py [--device cuda] [--out results/bench-sets-cpu.json]
+    python benchmarks/sets.py [--root ROOT] [--device cuda] [--out results/bench-sets-cpu.json]
 
-All ratios come from one run: the candidates take turns, and the median time of each counts. A CPU has one thread. On a
-GPU each candidate is a captured graph, as in training.
+First the loss alone, forward and backward. With ``--root``, a folder that has multi30k, whole training steps too: bags
+of n-grams, the recipe pairs/multi30k-bag-infonce. All ratios come from one run: the candidates take turns, and the
+median time of each counts. A CPU has one thread. On a GPU each candidate is a captured graph, as in training.
 """
 
 from __future__ import annotations
@@ -17,13 +18,16 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 
 import setwise as sw
+from sets_study import TRUTHS, Setting, base, in_sets, lines_in_sets, loaded
 from setwise.training.capture import captured
+from setwise.training.engine import Engine
 
 DIMENSIONS, SIZES, SOFTNESS = 128, (8, 32, 128), 0.1
 
@@ -52,7 +56,38 @@ def times(n: int, size: int, device: torch.device, repeats: int) -> dict[str, fl
     steps: dict[str, Callable[[], object]] = {name: partial(step, loss, z_a, z_b, sets) for name, sets in known.items()}
     if device.type == "cuda":
         steps = {name: captured(one) for name, one in steps.items()}
-    found: dict[str, list[float]] = {name: [] for name in known}
+    return medians(steps, device, repeats)
+
+
+def training_steps(n: int, size: int, device: torch.device, repeats: int, root: Path) -> dict[str, float]:
+    """Median seconds of a training step on pairs of sentences, in sets of ``size``."""
+    pairs, _ = loaded("en-de", "", "tuned", root)
+    in_unknown_order = in_sets(pairs, lines_in_sets(len(pairs), size), seed=0)
+    settings = {"pairs": Setting("en-de", 1, "same")} | {way: Setting("en-de", size, way) for way in TRUTHS}
+    changes = {"batch": n, "method.anneal": 0.0}  # the truth from the first step on
+    engines = {
+        name: Engine(
+            base(one, "tuned").changed(changes if name != "pairs" else {"batch": n}),
+            pairs if name == "pairs" else in_unknown_order,
+            seed=1,
+            device=device,
+        )
+        for name, one in settings.items()
+    }
+
+    def step(engine: Engine) -> None:
+        if engine.step_in_epoch + 1 >= engine.steps:  # the last one of an epoch is smaller
+            engine.begin(engine.epoch + 1)
+        engine.step()
+
+    for engine in engines.values():
+        engine.begin(0)
+    return medians({name: partial(step, engine) for name, engine in engines.items()}, device, repeats)
+
+
+def medians(steps: dict[str, Callable[[], object]], device: torch.device, repeats: int) -> dict[str, float]:
+    """Median seconds of each, which take turns."""
+    found: dict[str, list[float]] = {name: [] for name in steps}
     for turn in range(repeats + 3):
         for name, one in steps.items():
             if device.type == "cuda":
@@ -67,9 +102,10 @@ def times(n: int, size: int, device: torch.device, repeats: int) -> dict[str, fl
 
 
 def main() -> None:
-    """Print milliseconds and ratios for each size of sets."""
+    """Print milliseconds and ratios, for each size of sets."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--root", type=Path, help="folder that has multi30k: whole training steps too")
     parser.add_argument("--items", type=int, default=1024)
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--out", type=Path)
@@ -79,9 +115,13 @@ def main() -> None:
         torch.set_num_threads(1)
     name = torch.cuda.get_device_name() if device.type == "cuda" else platform.machine()
     rows = {size: times(options.items, size, device, options.repeats) for size in SIZES}
-    for size, row in rows.items():
-        shown = [f"{way} {1e3 * value:.2f} ms ({value / row['pairs']:.2f} x)" for way, value in row.items()]
-        print(f"sets of {size}: " + ", ".join(shown))
+    show("loss", rows)
+    found: dict[str, Any] = {"seconds": rows}
+    if options.root:
+        found["step_seconds"] = {
+            size: training_steps(options.items, size, device, options.repeats, options.root) for size in SIZES
+        }
+        show("training step", found["step_seconds"])
     if options.out:
         about = {
             "device": name,
@@ -90,7 +130,14 @@ def main() -> None:
             "dimensions": DIMENSIONS,
             "softness": SOFTNESS,
         }
-        options.out.write_text(json.dumps(about | {"seconds": rows}, indent=2) + "\n")
+        options.out.write_text(json.dumps(about | found, indent=2) + "\n")
+
+
+def show(what: str, rows: dict[int, dict[str, float]]) -> None:
+    """Milliseconds, and how many times those of pairs."""
+    for size, row in rows.items():
+        shown = [f"{way} {1e3 * value:.2f} ms ({value / row['pairs']:.2f} x)" for way, value in row.items()]
+        print(f"{what}, sets of {size}: " + ", ".join(shown))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@
 
 Each start is a new process, which ends after its first step. The first one decodes all images, the others find them
 decoded. ``--make`` fills FOLDER with JPEGs of 64 pixels before, by all cores. ``--drop`` empties the system's cache of
-files before the first start, which needs root.
+files before the first start, which needs root. Modules stay compiled from one start to the next, as Python keeps them,
+also where the environment forbids it: to compile torch's takes more than two seconds.
 
 The times are seconds since the process was started: "torch" and "setwise" are imported, the "device" is ready, the
 files are "listed" and decoded, the images are "read" (for a GPU: those to test on), the "network" and the images are on
@@ -121,6 +122,7 @@ def start(options: list[str]) -> None:
 def timed(options: list[str], searched: int | None) -> dict[str, float]:
     """The times of one start."""
     environment = os.environ | {STARTED: str(time.time()), SEARCHED: "" if searched is None else str(searched)}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     command = [sys.executable, __file__, "--start", *options]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])

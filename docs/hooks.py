@@ -35,9 +35,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Put the speed records where a page asks for them."""
-    mark = "<!-- the speed records -->"
-    return markdown.replace(mark, speed_records(RESULTS / "speedrun")) if mark in markdown else markdown
+    """Put the speed records, and what was tried, where a page asks for them."""
+    for name, made in (("records", speed_records), ("tries", speed_tries), ("steps", speed_steps)):
+        mark = f"<!-- the speed {name} -->"
+        markdown = markdown.replace(mark, made(RESULTS / "speedrun")) if mark in markdown else markdown
+    return markdown
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -147,6 +149,39 @@ def speed_records(folder: Path) -> str:
         ],
     )
     return f"{SPEED_LOOK}{look}</style>\n{speedrun_chart(tested)}\n\n{ours}\n{marks}"
+
+
+def speed_tries(folder: Path) -> str:
+    """The runs on validation images below ``folder``: what each recipe has that the first one has not."""
+    from setwise.recipe import Recipe, flat
+    from setwise.records.run import Run, files_below, read_runs
+    from setwise.report.speedrun import entries
+
+    runs, _ = read_runs((path for path in files_below(folder) if path.suffix == ".json"), Run, folder)
+    tried = [entry for entry in entries(runs) if entry.images == "validation"]
+    if not tried:
+        return "None yet.\n"
+    trees = [flat(Recipe.read(entry.runs[0].record["recipe"]).tree()) for entry in tried]
+    usual = {name: max(values, key=values.count) for name in trees[0] if (values := [tree.get(name) for tree in trees])}
+    rows = []
+    for entry, tree in zip(tried, trees, strict=True):
+        changed = [f"`{name}={value}`" for name, value in tree.items() if name != "about" and value != usual.get(name)]
+        numbers = [f"{entry.mean(lambda part: part['pflop']).mean:.3g}", f"{entry.accuracy.mean:.2f}"]
+        rows.append([" ".join(changed) or "as most", *numbers])
+    most = ", ".join(f"`{name}={usual[name]}`" for name in ("epochs", "batch", "optimizer.lr", "objective.temperature"))
+    rows.sort(key=lambda row: -float(row[-1]))
+    return f"Most have {most}.\n\n" + _table(["what is different", "PFLOP", "10 neighbours, %"], rows)
+
+
+def speed_steps(folder: Path) -> str:
+    """Milliseconds of the ways to take a ResNet-18 step, from the benchmark's file beside ``folder``."""
+    found = json.loads((folder.parent / "bench-resnet18-h200.json").read_text())
+    rows = [
+        [way["name"], f"{way['ms']:.2f}", f"{1e3 * way['ms'] / way['batch']:.1f}", f"{way['tflop_per_second']:.0f}"]
+        for way in found["ways"]
+        if "ms" in way
+    ]
+    return _table(["way", "ms", "µs an image", "TFLOP/s"], rows) + f"\n{found['visits'][-1]['hardware']['name']}.\n"
 
 
 def _read(name: str) -> dict[str, Any]:

@@ -391,6 +391,7 @@ def test_the_page_of_speed_records_is_made_of_the_records(tmp_path):
     assert shown.count("<svg viewBox") > 1
     assert "dkobak, ResNet-18, 500 epochs" in shown
     assert "No record of ours yet" in hooks().speed_records(tmp_path)
+    assert hooks().speed_tries(tmp_path) == "None yet.\n"
     clock = {"seconds": 240.0, "data": 2.0, "network": 1.0, "kernels": 60.0, "training": 177.0}
     part = {"target": 0.9, "clock": clock, "pflop": 50.0, "gpu": "a GPU", "knn10": 0.902}
     for images in ("test", "validation"):
@@ -403,6 +404,17 @@ def test_the_page_of_speed_records_is_made_of_the_records(tmp_path):
     assert "| by-test | test | 1 | 90.20 | yes, with 1 of 10 seeds | 4.00 | 3.00 |" in shown
     assert "by-validation" not in shown
     assert "No record" not in shown
+
+
+def test_the_page_of_speed_records_says_what_was_tried():
+    shown = hooks().on_page_markdown((ROOT / "docs" / "speedrun.md").read_text())
+    for path in (ROOT / "results" / "speedrun" / "tried").rglob("seed-*.json"):
+        record = json.loads(path.read_text())
+        if record["recipe"]["objective"]["temperature"] == 0.1:
+            assert f"| `objective.temperature=0.1` | 9.28 | {100 * record['speedrun']['knn10']:.2f} |" in shown
+    assert "objective.temperature=0.1" in shown
+    steps = json.loads((ROOT / "results" / "bench-resnet18-h200.json").read_text())["ways"]
+    assert all(f"| {way['name']} | {way['ms']:.2f} |" in shown for way in steps if "ms" in way)
 
 
 def test_every_method_and_term_has_a_page_with_its_options():
