@@ -36,6 +36,7 @@ from setwise.paper.recipes import recipe as recipe_by_name
 from setwise.recipe import SHORT, Recipe, source_entry, trust
 from setwise.runs.pretraining import PYTHON
 from setwise.training import checkpoint as checkpoints
+from setwise.training.capture import waken
 from setwise.training.checkpoint import Checkpoint
 from setwise.training.loop import FILE as CHECKPOINT
 from setwise.training.loop import RunOptions, check_no_run
@@ -220,6 +221,7 @@ def pretrain(
         check_no_run(folder)  # now: to read many images first takes minutes
     alone = not (dist.is_available() and dist.is_initialized())
     processes, where = join(runs.choose_device(device))
+    waken(where)
     more: Any = tuple(loggers)
     how = RunOptions(
         where,

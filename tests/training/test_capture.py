@@ -1,10 +1,12 @@
 import gc
 import weakref
+from contextlib import nullcontext
 
 import pytest
 import torch
 
-from setwise.training.capture import captured, no_collection
+from setwise.training import capture
+from setwise.training.capture import captured, no_collection, waken
 
 
 class Node:
@@ -48,3 +50,20 @@ def test_a_graph_that_dies_during_a_capture_does_not_end_it():
     finally:
         gc.set_threshold(*threshold)
     assert x[0] == 3 + 1 + 3 + 1
+
+
+def test_a_cpu_has_nothing_to_load():
+    assert waken(torch.device("cpu")) is None
+
+
+@pytest.mark.gpu
+def test_libraries_are_loaded_beside_other_work(monkeypatch):
+    errors = []
+    monkeypatch.setattr(capture, "suppress", lambda error: nullcontext())
+    monkeypatch.setattr("threading.excepthook", errors.append)
+    torch.cuda.manual_seed(0)
+    state = torch.cuda.get_rng_state()
+    thread = waken(torch.device("cuda"))
+    thread.join()
+    assert not errors
+    assert torch.equal(torch.cuda.get_rng_state(), state)

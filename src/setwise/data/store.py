@@ -406,13 +406,10 @@ def _read_index(place: Path, size: tuple[int, int]) -> _Index | None:
         rows = images.stat().st_size // index.image_bytes
     except OSError:
         return None
-    for line in lines:
-        for name, length, changed, row in line or ():
-            if isinstance(row, str):
-                index.files[name] = (length, changed, row)
-            elif row < rows:  # others were cut off
-                index.files[name] = (length, changed, row)
-                index.used.add(row)
+    for line in lines:  # rows beyond the file's end were cut off
+        whole = [entry for entry in line or () if isinstance(entry[3], str) or entry[3] < rows]
+        index.files.update((name, (length, changed, row)) for name, length, changed, row in whole)
+        index.used.update(entry[3] for entry in whole if not isinstance(entry[3], str))
     return index
 
 
