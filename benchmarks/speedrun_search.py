@@ -1,11 +1,12 @@
 """Search for a faster recipe on validation images: what accuracy does a PFLOP buy?
 
-    python benchmarks/speedrun_search.py --minutes 60 --at-once 4 [--recipe speedrun/cifar10] [--results runs/search]
+    python benchmarks/speedrun_search.py --minutes 60 --pflop 10 [--at-once 2] [--recipe speedrun/cifar10]
 
-A trial is a point of a Halton sequence over what counts: epochs, rate, batch, weight decay, temperature, crops,
-greyscale, head, views that grow, optimiser. The first trial is the recipe itself. Trials run side by side, are told by
-their records, and go on where they were stopped: the same command continues, with more --trials it goes further. In the
-end it prints the frontier: trials that no cheaper one beats. The test images are not read.
+A trial is a point of a Halton sequence over what counts: rate, batch, weight decay, temperature, crops, greyscale,
+head, views of an image, views that grow, optimiser. The first trial is the recipe itself. All cost about --pflop: their
+epochs follow. Trials run side by side, are told by their records, and go on where they were stopped: the same command
+continues, with more --trials it goes further, with another --pflop it compares other lengths. In the end it prints the
+frontier: trials that no cheaper one beats. The test images are not read.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import setwise.records as records
-from setwise.data import load
+from setwise.data import ImageSet, load
 from setwise.front import compose
 from setwise.paper.jobs import Job
 from setwise.paper.reproduce import reproduce
@@ -33,13 +34,13 @@ from setwise.training.operations import training_operations
 
 SEED = 1
 PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29)
-SHARES = (0.2, 0.3, 0.45, 0.65, 1.0)  # of the recipe's epochs
 BATCHES = (256, 512, 1024)
-WIDTHS = (512, 1024, 2048)
+WIDTHS = (1024, 2048)
+VIEWS = (2, 2, 4)
 # Sizes of the first views, as shares of the image's, and until when.
 GROWTH = (((), ()), ((0.75,), (0.5,)), ((0.5,), (0.3,)), ((0.5, 0.75), (0.3, 0.7)))
-# The rate of a batch of 512, from the least to the greatest.
-OPTIMIZERS = (("sgd", 0.03, 0.5), ("sgd", 0.03, 0.5), ("lars", 0.3, 5.0), ("muon", 5e-4, 2e-2))
+# The rate of 1,024 views, from the least to the greatest: lower ones learnt less (results/speedrun/tried).
+OPTIMIZERS = (("sgd", 0.2, 0.8), ("sgd", 0.2, 0.8), ("lars", 0.5, 5.0), ("muon", 2e-3, 2e-2))
 
 
 class Trial(NamedTuple):
@@ -60,27 +61,33 @@ def tried(start: Recipe, number: int, side: int) -> Recipe:
     if number == 1:
         return start
     at = [radical_inverse(SKIP + number, base) for base in PRIMES]
-    batch = _one(BATCHES, at[2])
+    batch, views = _one(BATCHES, at[2]), _one(VIEWS, at[0])
+    batch = batch * 2 // views
     name, low, high = _one(OPTIMIZERS, at[9])
     early, until = _one(GROWTH, at[8])
-    epochs = max(1, round(_one(SHARES, at[0]) * start.epochs))
     return start.changed(
         ({"optimizer.filters": True} if name == "muon" else {})
         | {
-            "epochs": epochs,
-            "warmup": min(float(start.schedule.options.get("warmup", 0.0)), epochs / 10),
             "batch": batch,
+            "method.views": views,
             "optimizer": name,
-            "optimizer.lr": float(f"{between(low, high, at[1]) * batch / 512:.2g}"),
-            "optimizer.weight_decay": between(1e-4, 2e-3, at[3]) if name == "sgd" else between(1e-6, 1e-2, at[3]),
-            "objective.temperature": between(0.1, 0.6, at[4]),
-            "views.area": (between(0.08, 0.4, at[5]), 1.0),
-            "views.grey": between(0.05, 0.3, at[6]),
+            "optimizer.lr": float(f"{between(low, high, at[1]) * (batch * views / 1024) ** 0.5:.2g}"),
+            "optimizer.weight_decay": between(2e-4, 1e-3, at[3]) if name == "sgd" else between(1e-6, 1e-2, at[3]),
+            "objective.temperature": between(0.12, 0.35, at[4]),
+            "views.area": (between(0.15, 0.4, at[5]), 1.0),
+            "views.grey": between(0.05, 0.2, at[6]),
             "head.hidden": _one(WIDTHS, at[7]),
             "views.early": tuple(round(share * side) for share in early),
             "views.until": until,
         }
     )
+
+
+def costing(pflop: float, recipe: Recipe, data: ImageSet) -> Recipe:
+    """The recipe with as many epochs as cost ``pflop``, and a warm-up that takes as large a share of them."""
+    epochs = max(1, round(recipe.epochs * pflop * PFLOP / training_operations(recipe, data)))
+    warm_up = float(recipe.schedule.options.get("warmup", 0.0)) * epochs / recipe.epochs
+    return recipe.changed({"epochs": epochs, "warmup": round(warm_up, 2)})
 
 
 def frontier(trials: Sequence[Trial]) -> list[Trial]:
@@ -116,6 +123,7 @@ def main(words: Sequence[str] | None = None) -> list[Trial]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recipe", default="speedrun/cifar10")
     parser.add_argument("--trials", type=int, default=64)
+    parser.add_argument("--pflop", type=float, default=10.0, help="what a trial costs")
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--at-once", type=int, default=1, help="side by side on one device")
     parser.add_argument("--results", type=Path, default=Path("runs/search"))
@@ -126,8 +134,13 @@ def main(words: Sequence[str] | None = None) -> list[Trial]:
     data = load(plan.recipe.data.source, given.root, split="train", options=plan.recipe.data.options)
     count = len(data) // HELD_OUT
     start = plan.recipe.changed({"data.validation": count})
+    rest, _ = hold_out(data, count, seed=start.data.split_seed, kind="validation")
     recipes = [tried(start, number, min(data.images.shape[2:])) for number in range(1, given.trials + 1)]
-    jobs = [Job(plan.name, it, SEED, f"trial-{number:03}") for number, it in enumerate(recipes, 1)]
+    cost = f"{given.pflop:g}-pflop"
+    jobs = [
+        Job(plan.name, costing(given.pflop, it, rest), SEED, f"{cost}-trial-{number:03}")
+        for number, it in enumerate(recipes, 1)
+    ]
     options: Any = {"results": given.results, "scratch": given.results / "scratch", "root": given.root}
     options |= {"device": choose_device(given.device), "at_once": given.at_once, "forget": True}
 
@@ -144,7 +157,6 @@ def main(words: Sequence[str] | None = None) -> list[Trial]:
     finally:
         timer.cancel()
         signal.signal(signal.SIGTERM, before)
-    rest, _ = hold_out(data, count, seed=start.data.split_seed, kind="validation")
     trials = []
     for number, job in enumerate(jobs, 1):
         if job.record(given.results).exists():

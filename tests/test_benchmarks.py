@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 from setwise.bench.step import images
+from setwise.data import load
 from setwise.kernels import conv
 from setwise.kernels import views as view_kernels
 from setwise.paper import reproduce
@@ -140,11 +141,21 @@ def test_trials_are_recipes_that_differ_in_all_that_counts(script):
     assert search.tried(start, 1, 32) == start
     made = [search.tried(start, number, 32) for number in range(2, 66)]
     assert made[:9] == [search.tried(start, number, 32) for number in range(2, 11)]
-    for path in ("batch", "head", "views", "optimizer", "objective", "epochs"):
-        assert len({repr(getattr(it, path)) for it in made}) > 2, path
+    for path in ("batch", "method", "views", "optimizer", "objective"):
+        assert len({repr(getattr(it, path)) for it in made}) > 1 + (path != "method"), path
     assert {it.views["early"] for it in made} == {(), (24,), (16,), (16, 24)}
     assert {it.optimizer.name for it in made} == {"sgd", "lars", "muon"}
-    assert max(it.epochs for it in made) == start.epochs
+    assert {it.batch * it.method["views"] for it in made} == {512, 1024, 2048}
+
+
+def test_trials_cost_alike(script):
+    search = script("speedrun_search")
+    start, data = recipe("speedrun/digits-resnet8"), load("digits")
+    wanted = training_operations(start.changed({"epochs": 40}), data) / search.PFLOP
+    for number in (1, 2, 3, 4):
+        trial = search.costing(wanted, search.tried(start.changed({"epochs": 60}), number, 8), data)
+        assert training_operations(trial, data) / search.PFLOP == pytest.approx(wanted, rel=0.05)
+        assert 10 < trial.epochs < 120
 
 
 def test_the_frontier_has_what_no_cheaper_trial_beats(script):
@@ -164,14 +175,14 @@ def test_a_search_goes_on_where_it_was_and_stops_in_time(script, tmp_path, monke
     small = recipe("speedrun/digits-resnet8").changed({"epochs": 1, "warmup": 0, "probe.epochs": 1})
     monkeypatch.chdir(tmp_path)
     Path("small.toml").write_text(to_toml(small.tree()))
-    options = ["--recipe", "small.toml", "--results", "found", "--device", "cpu"]
+    options = ["--recipe", "small.toml", "--results", "found", "--device", "cpu", "--pflop", "1e-6"]
     first = search.main([*options, "--trials", "1"])
     assert [trial.number for trial in first] == [1]
-    assert "trial 1: the recipe itself" in capsys.readouterr().out
+    assert "trial 1: " in capsys.readouterr().out
     tried, plain = [], reproduce.record_of
     monkeypatch.setattr(reproduce, "record_of", lambda job, *rest: (tried.append(job.variant), plain(job, *rest))[1])
     assert [trial.number for trial in search.main([*options, "--trials", "2"])] == [1, 2]
-    assert tried == ["trial-002"], "none is made twice"
+    assert tried == ["1e-06-pflop-trial-002"], "none is made twice"
     found = search.main([*options, "--trials", "40", "--minutes", "0.01"])
     assert 2 <= len(found) < 40
     assert "of 40 trials" in capsys.readouterr().out
