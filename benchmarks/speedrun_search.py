@@ -3,10 +3,10 @@
     python benchmarks/speedrun_search.py --minutes 60 --pflop 10 [--at-once 2] [--recipe speedrun/cifar10]
 
 A trial is a point of a Halton sequence over what counts: rate, batch, weight decay, temperature, crops, greyscale,
-head, views of an image, views that grow, optimiser. The first trial is the recipe itself. All cost about --pflop: their
-epochs follow. Trials run side by side, are told by their records, and go on where they were stopped: the same command
-continues, with more --trials it goes further, with another --pflop it compares other lengths. In the end it prints the
-frontier: trials that no cheaper one beats. The test images are not read.
+widths, views of an image, views that grow, optimiser. The first trial is the recipe itself. All cost about --pflop:
+their epochs follow. Trials run side by side, are told by their records, and go on where they were stopped: the same
+command continues, with more --trials it goes further, with another --pflop it compares other lengths. It prints the
+frontier in the end: trials that no cheaper one beats. The test images are not read.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ from setwise.training.errors import Interrupted
 from setwise.training.operations import training_operations
 
 SEED = 1
-PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29)
+PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31)
 BATCHES = (256, 512, 1024)
-WIDTHS = (1024, 2048)
+HEADS = (1024, 2048)
+WIDTHS = (64, 64, 48, 32)  # of the network's first stage: half of them cost a quarter
 VIEWS = (2, 2, 4)
 # Sizes of the first views, as shares of the image's, and until when.
 GROWTH = (((), ()), ((0.75,), (0.5,)), ((0.5,), (0.3,)), ((0.5, 0.75), (0.3, 0.7)))
@@ -76,7 +77,8 @@ def tried(start: Recipe, number: int, side: int) -> Recipe:
             "objective.temperature": between(0.12, 0.35, at[4]),
             "views.area": (between(0.15, 0.4, at[5]), 1.0),
             "views.grey": between(0.05, 0.2, at[6]),
-            "head.hidden": _one(WIDTHS, at[7]),
+            "head.hidden": _one(HEADS, at[7]),
+            **({"encoder.width": _one(WIDTHS, at[10])} if start.encoder.name == "resnet18" else {}),
             "views.early": tuple(round(share * side) for share in early),
             "views.until": until,
         }

@@ -31,7 +31,7 @@ from setwise.records.statistics import paired_difference
 from setwise.report.chart import Interval
 from setwise.report.picture import interval_picture
 from setwise.report.tables import NONE, Cell, shown
-from speeds import evidence_large, fast, large_batches, speed, term_times
+from speeds import evidence_large, fast, large_batches, set_times, speed, term_times
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
@@ -339,7 +339,7 @@ FROM_RUNS = (
     *(short_answer, answer, counts, later, terms, alone, weight, ablation, tuned, spectrum, changes, missing, safe),
     *(evidence_views, evidence_labels, evidence_false_negatives, evidence_matching),
 )
-FROM_OTHER_RECORDS = (fast, speed, term_times, bitext, evidence_untuned, evidence_large, large_batches)
+FROM_OTHER_RECORDS = (fast, speed, set_times, term_times, bitext, evidence_untuned, evidence_large, large_batches)
 
 
 def place(function: Callable[..., str]) -> str:

@@ -91,6 +91,29 @@ def evidence_large() -> str:
     )
 
 
+def set_times() -> str:
+    """What a training step takes where only the sets are known, and the loss alone."""
+    rows, losses = [], []
+    ways = {"same": '`"same"`', "hard": '`"hard"`', "one-to-one": '`"one-to-one"`'}
+    ways["one-to-one-soft"] = '`"one-to-one"`, soft'
+    for name, record in (("CPU", _bench("sets-cpu")), ("H200", _bench("sets-h200"))):
+        for size, times in record["step_seconds"].items():
+            ratios = [f"{times[way] / times['pairs']:.2f} ×" for way in ways]
+            rows.append([f"{name}, sets of {size}", f"{1e3 * times['pairs']:.1f} ms", *ratios])
+        alone = record["seconds"]["32"]
+        hard, soft = (alone[way] / alone["pairs"] for way in ("one-to-one", "one-to-one, soft"))
+        losses.append(f"{hard:.1f} and {soft:.1f} times ({name}, {1e3 * alone['pairs']:.2f} ms for pairs)")
+    about = text(
+        f"A training step of {record['items']:,} pairs of sentences, bags of n-grams, assignments included, and how",
+        "many times as long it takes where only the sets are known (`python benchmarks/sets.py`):",
+    )
+    more = text(
+        'The loss alone, forward and backward in sets of 32, takes with `"one-to-one"`, hard and soft,',
+        f"{' and '.join(losses)}.",
+    )
+    return f"{about}\n\n{markdown(('', 'pairs', *ways.values()), rows)}\n\n{more}"
+
+
 def term_times() -> str:
     """What the set-level terms take on a CPU, and what the controls take both ways."""
     record = _bench("terms-cpu")

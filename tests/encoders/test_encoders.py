@@ -94,7 +94,7 @@ def test_a_recipe_takes_the_stem_for_its_images():
     stem = sw.Parts(recipe, sw.data.load("digits", split="train")).encoder.stem
     assert stem[0].kernel_size == (3, 3)
     for size, name in (((64, 64), "cifar"), ((224, 224), "imagenet")):
-        assert settled(recipe.encoder, size).options == {"stem": name, "weights": "released"}
+        assert settled(recipe.encoder, size).options == {"stem": name, "weights": "released", "width": 64}
     other = Recipe.read({}).encoder
     assert settled(other, (8, 8)) is other
 
@@ -144,6 +144,21 @@ def test_depths_that_do_not_exist():
         sw.encoders.CifarResNet(18)
     with pytest.raises(ValueError, match="expected depth 18 or 34, got 50"):
         sw.encoders.ResNet(50)
+
+
+def test_a_narrow_resnet_has_fewer_of_all_channels():
+    def convolutions(encoder):
+        return [module for module in encoder.modules() if isinstance(module, torch.nn.Conv2d)]
+
+    wide, narrow = (sw.encoders.create("resnet18", stem="cifar", width=width) for width in (64, 24))
+    assert (wide.features, narrow.features) == (512, 192)
+    for a, b in zip(convolutions(wide), convolutions(narrow), strict=True):
+        assert 3 * a.out_channels == 8 * b.out_channels
+        assert a.in_channels == b.in_channels == 3 or 3 * a.in_channels == 8 * b.in_channels
+    assert narrow(torch.zeros(2, 3, 32, 32)).shape == (2, 192)
+    for bad in (0, 1.5, None):
+        with pytest.raises(ValueError, match="expected width to be a positive integer, got"):
+            sw.encoders.ResNet(18, width=bad)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import math
 
 import numpy as np
-import ot
 import pytest
 import scipy.optimize
 import torch
@@ -108,6 +107,7 @@ def test_blocks_and_whole_matrices_have_the_same_shares(monkeypatch):
 
 @pytest.mark.parametrize("softness", [0.05, 0.2, 1.0])
 def test_thirty_passes_are_nearly_pots_sinkhorn(softness):
+    ot = pytest.importorskip("ot")  # POT
     z_a, z_b = both_sides(32, 32, 16)
     z_b = z_a + 0.7 * z_b
     ids = torch.zeros(32, dtype=torch.int64)

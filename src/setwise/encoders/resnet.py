@@ -102,11 +102,11 @@ class CifarResNet(nn.Module):
 class ResNet(nn.Module):
     """ResNet-18 and -34: four stages of 64 to 512 channels, global average pool; torchvision's without its last layer.
 
+    ``width``: channels of the first stage; each other has twice as many as the one before. Half of them cost a quarter.
+
     ``stem``: "imagenet" is a 7×7 convolution of stride 2 and a max-pool; "cifar" a 3×3 convolution and no pool.
     "auto" takes "cifar" for images of at most 64 pixels a side, "imagenet" for larger ones or an unknown size.
     """
-
-    features = 512
 
     def __init__(
         self,
@@ -115,31 +115,36 @@ class ResNet(nn.Module):
         image_size: Size | None = None,
         *,
         stem: Stem = "auto",
+        width: int = 64,
         weights: Weights = "released",
     ) -> None:
         super().__init__()
         if depth not in (18, 34):
             raise ValueError(f"expected depth 18 or 34, got {depth}")
         check_option(stem, ("auto", "imagenet", "cifar"), "stem")
+        if not isinstance(width, int) or width < 1:
+            raise ValueError(f"expected width to be a positive integer, got {width!r}")
         if stem == "auto":
             stem = stem_for(image_size)
         small = stem == "cifar"
-        first = nn.Conv2d(channels, 64, *((3, 1, 1) if small else (7, 2, 3)), bias=False)
+        first = nn.Conv2d(channels, width, *((3, 1, 1) if small else (7, 2, 3)), bias=False)
         pool = nn.Identity() if small else nn.MaxPool2d(3, 2, 1)
-        self.stem = nn.Sequential(first, nn.BatchNorm2d(64), nn.ReLU(), pool)
-        self.blocks = _stages(64, (64, 128, 256, 512), (2, 2, 2, 2) if depth == 18 else (3, 4, 6, 3))
+        self.stem = nn.Sequential(first, nn.BatchNorm2d(width), nn.ReLU(), pool)
+        widths = [width * 2**stage for stage in range(4)]
+        self.blocks = _stages(width, widths, (2, 2, 2, 2) if depth == 18 else (3, 4, 6, 3))
+        self.features = widths[-1]
         draw_weights_(self, weights)  # "released" is torchvision's own too: Kaiming's normal by fan-out
 
     def first(self, images: Tensor) -> Tensor:
-        """The first layer's feature map [B, 64, H', W'] of images [B, C, H, W], before its pool."""
+        """The first layer's feature map [B, width, H', W'] of images [B, C, H, W], before its pool."""
         return _layer(self.stem, images)
 
     def rest(self, first: Tensor) -> Tensor:
-        """Features [B, 512] of the first layer's."""
+        """Features [B, 8 · width] of the first layer's."""
         return _pooled(self.blocks, self.stem[3](first))
 
     def forward(self, images: Tensor) -> Tensor:
-        """Features [B, 512] of images [B, C, H, W]."""
+        """Features [B, 8 · width] of images [B, C, H, W]."""
         return self.rest(self.first(images))
 
 
@@ -150,5 +155,6 @@ for _depth, _about in {
 }.items():
     register.encoder(f"resnet{_depth}", about=_about)(partial(CifarResNet, _depth))
 
-register.encoder("resnet18", about="ResNet-18, 512 features; its stem follows the images' size.")(partial(ResNet, 18))
-register.encoder("resnet34", about="ResNet-34, 512 features; its stem follows the images' size.")(partial(ResNet, 34))
+_about = "512 features or 8 · width; its stem follows the images' size."
+register.encoder("resnet18", about=f"ResNet-18, {_about}")(partial(ResNet, 18))
+register.encoder("resnet34", about=f"ResNet-34, {_about}")(partial(ResNet, 34))
