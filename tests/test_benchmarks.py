@@ -92,7 +92,7 @@ def test_ways_that_are_measured_are_kept_and_each_visit_measures_the_first(scrip
 def test_a_compiled_step_computes_what_a_plain_one_does(script):
     steps, data = script("resnet18_step"), images(8, 8)
     losses = {}
-    for compiled in ("", "encoder", "network"):
+    for compiled in ("", "encoder", "later"):
         way = steps.Way("one", batch=4, compile=compiled)
         with pytest.MonkeyPatch.context() as patch:
             seen = losses.setdefault(compiled, [])
@@ -102,7 +102,7 @@ def test_a_compiled_step_computes_what_a_plain_one_does(script):
             for _ in range(2):
                 step()
     assert losses["encoder"] == pytest.approx(losses[""], rel=1e-4)
-    assert losses["network"] == pytest.approx(losses[""], rel=1e-4)
+    assert losses["later"] == pytest.approx(losses[""], rel=1e-4)
     assert len(set(losses[""])) == 2
 
 
