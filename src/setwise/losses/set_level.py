@@ -9,7 +9,7 @@ whichever φ is, so with distances Eq. (5) prefers to anti-align. QARe keeps the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -270,11 +270,11 @@ class _ProductsOfRows(torch.autograd.Function):
         ctx.save_for_backward(z_a, z_b)
         ctx.append, ctx.cross = shift**0.5 if shift else None, cross
         ctx.set_materialize_grads(False)
-        parts = []
+        total: Tensor | float = 0.0
         for start in range(0, len(z_a), MANY):
             (a, _), (b, _) = _unit_parts((z_a, z_b), start, ctx.append)
-            parts.append(torch.stack([gram(a), gram(b), *([a.mT @ b] if cross else [])]))
-        return z_a.view_as(z_a), z_b.view_as(z_b), torch.stack(parts).sum(0)
+            total = torch.stack([gram(a), gram(b), *([a.mT @ b] if cross else [])]) + total
+        return z_a.view_as(z_a), z_b.view_as(z_b), cast(Tensor, total)
 
     @staticmethod
     @one_derivative
@@ -287,12 +287,12 @@ class _ProductsOfRows(torch.autograd.Function):
         totals = [torch.zeros_like(z) if of is None else of.contiguous() for z, of in given]
         own = grad[:2] + grad[:2].mT
         for start in range(0, len(sets[0]), MANY):
-            (a, lengths_a), (b, lengths_b) = _unit_parts(sets, start, ctx.append)
-            to_a, to_b = a @ own[0], b @ own[1]
-            if ctx.cross:
-                to_a, to_b = to_a.addmm_(b, grad[2].mT), to_b.addmm_(a, grad[2])
-            totals[0][start : start + MANY] += unit_rows_backward(to_a, a, lengths_a, width)
-            totals[1][start : start + MANY] += unit_rows_backward(to_b, b, lengths_b, width)
+            parts = _unit_parts(sets, start, ctx.append)
+            for k, (rows, lengths) in enumerate(parts):
+                of_rows = rows @ own[k]
+                if ctx.cross:
+                    of_rows.addmm_(parts[1 - k][0], grad[2] if k else grad[2].mT)
+                totals[k][start : start + MANY] += unit_rows_backward(of_rows, rows, lengths, width)
         return *totals, None, None
 
 
