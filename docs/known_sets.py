@@ -56,7 +56,9 @@ def _priced(way: Way) -> Compared:
 
 
 TRUTHS: tuple[Compared, ...] = ((HARD, SAME), (ONE, SAME))
-LOSSES: tuple[Compared, ...] = ((("assignment-entropy", False), SAME), (("sparse", False), SAME))
+LOSSES: tuple[Compared, ...] = tuple(
+    ((loss, False), SAME) for loss in ("assignment-entropy", "assignment-sparse", "sparse")
+)
 QUESTIONS = {
     "size": Question(
         "How large may the sets be?",
