@@ -66,7 +66,7 @@ def test_a_mean_of_fewer_seeds_than_its_row_says_so():
 def test_all_runs_are_counted():
     every = [str(path) for path in RECORDS.rglob("*.json")]
     tuning = [path for path in every if "/tuning-" in path or "/tuned-" in path]
-    words = place("counts", FINDINGS)
+    words = " ".join(place("counts", FINDINGS).split())
     assert f"{len(every) - len(tuning):,} runs on " in words
     assert f"{len(tuning)} more are trials" in words
 
@@ -158,6 +158,7 @@ def by_way(runs, stage, parts, measure):
 NAMED = {
     "row-wise, sparse": "sparse",
     "one-to-one, entropic": "assignment-entropy",
+    "one-to-one, sparse": "assignment-sparse",
     '`"hard"`, soft': "hard-soft",
     '`"one-to-one"`, soft': "one-to-one-soft",
 }
