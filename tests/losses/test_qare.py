@@ -303,7 +303,17 @@ def test_many_rows_are_not_stored_and_change_nothing(options, monkeypatch):
 
 
 @pytest.mark.parametrize("reference", ["none", "truth"])
-@pytest.mark.parametrize("pairwise", [sw.InfoNCE(0.5), sw.InfoNCE(0.5, symmetric=True), sw.NTXent(0.5)], ids=str)
+@pytest.mark.parametrize(
+    "pairwise",
+    [
+        sw.InfoNCE(0.5),
+        sw.InfoNCE(0.5, symmetric=True),
+        sw.InfoNCE(0.5, block_size=16, symmetric=True),
+        sw.InfoNCE(0.5, similarity="euclidean"),
+        sw.NTXent(0.5),
+    ],
+    ids=str,
+)
 def test_beside_a_loss_many_rows_have_one_gradient(pairwise, reference, monkeypatch):
     generator = torch.Generator().manual_seed(0)
     pair = [torch.randn(50, 6, generator=generator, dtype=torch.float64).requires_grad_() for _ in range(2)]
