@@ -1,4 +1,6 @@
 import gc
+import os
+import time
 import weakref
 from contextlib import nullcontext
 
@@ -54,6 +56,19 @@ def test_a_graph_that_dies_during_a_capture_does_not_end_it():
 
 def test_a_cpu_has_nothing_to_load():
     assert waken(torch.device("cpu")) is None
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs a system that forks")
+def test_a_fork_waits_until_libraries_are_loaded(monkeypatch):
+    done = []
+    monkeypatch.setattr(capture, "_use_libraries", lambda device: (time.sleep(0.2), done.append(device)))
+    waken(torch.device("cuda", 3))
+    assert not done
+    child = os.fork()
+    if not child:
+        os._exit(len(done))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+    assert done == [torch.device("cuda", 3)]
 
 
 @pytest.mark.gpu

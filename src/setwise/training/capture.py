@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from threading import Thread
@@ -78,13 +79,27 @@ def no_collection() -> Iterator[None]:
 def waken(device: torch.device) -> Thread | None:
     """Load a GPU's libraries in a thread, while files are listed: the first convolution and product take half a second.
 
-    None where there is nothing to load.
+    None where there is nothing to load. A process is not forked meanwhile: what the thread locks, a copy of the process
+    would find locked for ever.
     """
     if device.type != "cuda":
         return None
     thread = Thread(target=_use_libraries, args=(device,), daemon=True)
     thread.start()
+    _waking.append(thread)
     return thread
+
+
+_waking: list[Thread] = []
+
+
+def _wait() -> None:
+    while _waking:
+        _waking.pop().join()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_wait)
 
 
 def _use_libraries(device: torch.device) -> None:
