@@ -219,6 +219,22 @@ def test_classification_by_form_and_overview(tmp_path, keep):
     assert len({one.name for one in tables}) == len(tables) == 6
 
 
+def test_an_overview_of_many_data_sets_has_a_table_for_each_encoder(tmp_path, keep):
+    for data in ("cifar10", "cifar100", "tiny-imagenet"):
+        for encoder in ("conv4", "resnet32"):
+            keep(f"released/{data}-{encoder}-random", 1, {"probe_accuracy": 0.33})
+    found = groups(collect(tmp_path / "results")[0])
+    wide = overview(found)
+    assert [one.name for one in wide] == ["classification-released-conv4", "classification-released-resnet32"]
+    assert [one.caption for one in wide] == [f"Linear probe, released form, {name}" for name in ("Conv-4", "ResNet-32")]
+    assert [name for name in wide[1].columns if not name.endswith("paper")] == [
+        "method",
+        *(f"ResNet-32, {name}" for name in ("CIFAR-10", "CIFAR-100", "tiny-ImageNet")),
+    ]
+    tables = [one for one in make_page(found, [])[1] if one.name.startswith("classification")]
+    assert len({one.name for one in tables}) == len(tables) == 8
+
+
 def test_other_weights_and_losses_are_rows_of_their_own(tmp_path, keep):
     name = "released/cifar10-conv4-simclr"
     for seed in (1, 2):

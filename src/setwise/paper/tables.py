@@ -75,13 +75,22 @@ def classification_table(group: Group) -> Table:
     return Table(group.name, columns, rows, group.title, note)
 
 
+BESIDE = 4  # groups in a table
+
+
 def overview(groups: Sequence[Group]) -> list[Table]:
-    """Probe accuracies of all encoders and data sets side by side; a table for each form that has several."""
-    by_form: dict[tuple[str, str], list[Group]] = {}
+    """Probe accuracies of all encoders and data sets side by side; a table for each form that has several.
+
+    One of more than ``BESIDE`` would be wider than a page: then each encoder has its own.
+    """
+    by_form: dict[tuple[str, str, str], list[Group]] = {}
     for group in probed(groups):
-        by_form.setdefault((group.form, group.changed), []).append(group)
+        by_form.setdefault((group.form, group.changed, ""), []).append(group)
+    for form, changed, _ in [key for key, members in by_form.items() if len(members) > BESIDE]:
+        for group in by_form.pop((form, changed, "")):
+            by_form.setdefault((form, changed, group.encoder), []).append(group)
     tables = []
-    for (form, changed), members in by_form.items():
+    for (form, changed, encoder), members in by_form.items():
         if len(members) < 2:
             continue  # it would repeat the one table
         keys = [(base, term) for base in METHODS for term in TERMS]
@@ -94,8 +103,8 @@ def overview(groups: Sequence[Group]) -> list[Table]:
             for key, line in zip(keys, rows, strict=True):
                 row = next((row for row in group.rows if (row.base, row.term) == key), Row(*key))
                 line += [row.mean("probe_accuracy"), paper_number(group, row)]
-        more = f" ({changed})" if changed else ""
-        name = "-".join(filter(None, ("classification", form, changed)))
+        more = (f", {word(encoder)}" if encoder else "") + (f" ({changed})" if changed else "")
+        name = "-".join(filter(None, ("classification", form, encoder, changed)))
         note = "Mean ± sample standard deviation over the seeds, per cent. Each column has its own table below."
         tables.append(Table(name, columns, rows, f"Linear probe, {form} form{more}", note))
     return tables
