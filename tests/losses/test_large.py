@@ -5,7 +5,7 @@ import torch
 
 import setwise as sw
 from setwise.kernels import scores as kernels
-from setwise.losses import large, structured
+from setwise.losses import large, set_level, structured
 
 N, E = 13, 5
 
@@ -67,6 +67,20 @@ def test_equal_to_the_losses_of_stored_scores(name, learned):
     temperature = torch.tensor(0.3, dtype=torch.float64, requires_grad=True) if learned else 0.3
     for ours, theirs in zip(*both_ways(CASES[name], temperature), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("pairwise", [sw.InfoNCE(0.3), sw.InfoNCE(0.3, symmetric=True), sw.NTXent(0.3)], ids=str)
+@pytest.mark.parametrize("reference", ["none", "truth"])
+def test_qare_adds_its_gradient_to_that_of_tiles(pairwise, reference, monkeypatch):
+    z_a, z_b, _ = inputs()
+    loss = sw.SetContrastive(pairwise, 0.7, sw.QARe(reference=reference))
+    wanted = [loss(z_a, z_b), *torch.autograd.grad(loss(z_a, z_b), (z_a, z_b))]
+    monkeypatch.setattr(structured, "_is_large", lambda *options: True)
+    monkeypatch.setattr(set_level, "MANY", 4)
+    value = loss(z_a, z_b)
+    for _ in range(2):
+        got = [value, *torch.autograd.grad(value, (z_a, z_b), retain_graph=True)]
+        torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated")
