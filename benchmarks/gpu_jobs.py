@@ -79,9 +79,10 @@ def measurements() -> list[Job]:
         Job(
             "sets",
             "a step that knows only sets, against one that knows pairs",
-            ("benchmarks/sets.py", "--device", "cuda", "--out", "{out}/" + sets),
+            ("benchmarks/sets.py", "--root", "{data}", "--device", "cuda", "--out", "{out}/" + sets),
             60,
             leaves=(sets,),
+            data=(MULTI30K,),
         ),
         Job(
             "start",
@@ -89,14 +90,6 @@ def measurements() -> list[Job]:
             ("benchmarks/start.py", *images, "--out", "{out}/" + start),
             180,
             leaves=(start,),
-        ),
-        Job(
-            "resnet18-step",
-            "docs/speedrun.md: which way to take a ResNet-18 step is fastest",
-            ("benchmarks/resnet18_step.py", "--out", "{out}/" + f"{RESULTS}/{WAYS}"),
-            765,
-            left=ways_left,
-            piece=100,
         ),
     ]
 
@@ -112,16 +105,26 @@ def trials_left(out: Path) -> float:
     return START + 90.0 * missing if missing > 0 else 0.0
 
 
-def race(name: str, seconds: float, basis: str, *, compiled: bool = False) -> Job:
-    """A run under the clock, on validation images."""
-    words = ("-m", "setwise", "speedrun", "--validation", "--name", f"speedrun/{name}", "--device", "cuda")
-    places = ("--root", "{data}", "--out", "{out}/" + f"{SCRATCH}/runs", "--results", "{out}/" + RESULTS)
-    leaf = f"{RESULTS}/speedrun/{name}/validation/seed-1.json"
-    about = "docs/speedrun.md: accuracy and time of the recipe, on validation images"
-    how = ("--compile",) if compiled else ()
-    return Job(f"speedrun-{name}", about, (*words, *places, *how), seconds, basis, (leaf,), data=(CIFAR10,))
-
-
+STEP = Job(
+    "resnet18-step",
+    "docs/speedrun.md: which way to take a ResNet-18 step is fastest",
+    ("benchmarks/resnet18_step.py", "--out", "{out}/" + f"{RESULTS}/{WAYS}"),
+    765,
+    left=ways_left,
+    piece=100,
+)
+RACE = Job(
+    "speedrun-cifar10",
+    "docs/speedrun.md: accuracy and time of the recipe, on validation images",
+    (
+        *("-m", "setwise", "speedrun", "--validation", "--compile", "--name", "speedrun/cifar10", "--device", "cuda"),
+        *("--root", "{data}", "--out", "{out}/" + f"{SCRATCH}/runs", "--results", "{out}/" + RESULTS),
+    ),
+    300,
+    "200 epochs at 11 ms a step, compilation, evaluation",
+    (f"{RESULTS}/speedrun/cifar10/validation/seed-1.json",),
+    data=(CIFAR10,),
+)
 SEARCH = Job(
     "speedrun-search",
     "docs/speedrun.md: recipes that reach 90 % for less",
@@ -212,15 +215,23 @@ RESNET32 = {"at_once": 6, "speed": 1.6, "piece": 180.0}  # 6 made 40 runs an hou
 LONG = RESNET32 | {"at_once": 3, "piece": 360.0}  # of 200 epochs: what is not done in the end is lost
 
 
-def records_of_runs() -> list[Job]:
-    """Tables, the short ones and those that teach most first."""
-    tuned = "findings: SimCLR and SimCLR with each term, equally well tuned"
+TUNED = "findings: SimCLR and SimCLR with each term, equally well tuned"
+
+
+def findings() -> list[Job]:
+    """Tables that the findings lack."""
     return [
-        runs("tuned-cifar10", f"{tuned}; Conv-4", "tuned", 330, **CONV4),
-        runs("tuned-cifar100", f"{tuned}; Conv-4", "tuned --data cifar100", 500, **CONV4),
+        runs("tuned-cifar10", f"{TUNED}; Conv-4", "tuned", 330, **CONV4),
+        runs("tuned-cifar100", f"{TUNED}; Conv-4", "tuned --data cifar100", 500, **CONV4),
         runs("map", "findings: where a set-level term pays", "map", 900, **CONV4),
-        runs("tuning-resnet32", f"{tuned}; trials of ResNet-32", "tuning --only resnet32", 800, **RESNET32),
-        runs("tuned-resnet32", f"{tuned}; ResNet-32", "tuned --only resnet32", 900, **LONG),
+    ]
+
+
+def tables() -> list[Job]:
+    """The others, the short ones and those that teach most first."""
+    return [
+        runs("tuning-resnet32", f"{TUNED}; trials of ResNet-32", "tuning --only resnet32", 800, **RESNET32),
+        runs("tuned-resnet32", f"{TUNED}; ResNet-32", "tuned --only resnet32", 900, **LONG),
         runs(
             "tiny-conv4",
             "tables 2 and 3 on tiny-ImageNet",
@@ -236,12 +247,12 @@ def records_of_runs() -> list[Job]:
 
 
 JOBS = (
-    *measurements()[:3],
-    race("cifar10", 300, "200 epochs at 11 ms a step, compilation, evaluation", compiled=True),
+    *measurements(),
+    RACE,
     SEARCH,
-    *records_of_runs()[:3],
-    *measurements()[3:],
+    *findings(),
+    STEP,
     *map(tests, TESTS),
-    *records_of_runs()[3:],
+    *tables(),
     *(halves(part) for part in range(1, PARTS + 1)),
 )

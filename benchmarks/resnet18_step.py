@@ -17,7 +17,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,14 +25,13 @@ from typing import Any, cast
 from unittest import mock
 
 import torch
-from torch import Tensor, nn
 
 import setwise.register as register
 from setwise.bench.step import images
 from setwise.bench.timing import milliseconds
 from setwise.data import ImageSet
 from setwise.encoders import ResNet
-from setwise.kernels import Pool, conv
+from setwise.kernels import conv
 from setwise.kernels import views as view_kernels
 from setwise.methods import Batch, Contrastive
 from setwise.paper.recipes import recipe as named
@@ -56,7 +55,7 @@ class Way:
     name: str
     batch: int = 512
     size: int | None = None  # of the views, if they are smaller than the images
-    compile: str = ""  # "encoder", or "later": its stages behind the first, which has our kernels
+    compile: str = ""  # "encoder", or "later": blocks behind the first stage, which has our kernels
     mode: str | None = None  # of torch.compile
     kernels: bool = True  # ours for convolution and norm
     view_kernel: bool = True  # ours for views
@@ -71,7 +70,7 @@ class Way:
 WAYS = (
     Way("as setwise pretrain"),
     Way("encoder compiled", compile="encoder"),
-    Way("later stages compiled", compile="later"),
+    Way("later stages compiled, block by block", compile="later"),
     Way("encoder compiled, max-autotune", compile="encoder", mode=AUTOTUNE),
     Way("batch 1024", batch=1024),
     Way("batch 1024, encoder compiled", batch=1024, compile="encoder"),
@@ -90,22 +89,6 @@ WAYS = (
     Way("channels first, encoder compiled", channels_last=False, compile="encoder"),
     Way("not captured, encoder compiled", capture=False, compile="encoder"),
 )
-
-
-class Later(nn.Module):
-    """Blocks of a ResNet, the last of which pools."""
-
-    def __init__(self, blocks: Iterable[nn.Module]) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(blocks)
-
-    def forward(self, x: Tensor, pool: Pool) -> Tensor:
-        """[B, C, H, W] → [B, C']."""
-        *most, last = self.blocks
-        for block in most:
-            x = block(x)
-        pooled: Tensor = last(x, pool=pool)
-        return pooled
 
 
 @contextmanager
@@ -137,11 +120,8 @@ def step_of(way: Way, recipe: Recipe, data: ImageSet, device: torch.device, back
         method.encoder.compile(**options)
     elif way.compile == "later":
         encoder = cast(ResNet, method.encoder)
-        stage = len(encoder.blocks) // 4
-        later = Later(encoder.blocks[stage:])
-        later.compile(**options)
-        encoder.blocks = nn.Sequential(*encoder.blocks[:stage], later)
-
+        for block in encoder.blocks[len(encoder.blocks) // 4 :]:
+            block.compile(**options)
     pixels, number = data.images.to(device), torch.zeros((), dtype=torch.int64, device=device)
     samples = torch.arange(way.batch, device=device)
     dtype = torch.bfloat16 if way.bf16 and on_gpu else torch.float32

@@ -26,6 +26,7 @@ import torch
 
 import setwise as sw
 from sets_study import TRUTHS, Setting, base, in_sets, lines_in_sets, loaded
+from setwise.data import PairSet
 from setwise.training.capture import captured
 from setwise.training.engine import Engine
 
@@ -63,17 +64,13 @@ def training_steps(n: int, size: int, device: torch.device, repeats: int, root: 
     """Median seconds of a training step on pairs of sentences, in sets of ``size``."""
     pairs, _ = loaded("en-de", "", "tuned", root)
     in_unknown_order = in_sets(pairs, lines_in_sets(len(pairs), size), seed=0)
-    settings = {"pairs": Setting("en-de", 1, "same")} | {way: Setting("en-de", size, way) for way in TRUTHS}
-    changes = {"batch": n, "method.anneal": 0.0}  # the truth from the first step on
-    engines = {
-        name: Engine(
-            base(one, "tuned").changed(changes if name != "pairs" else {"batch": n}),
-            pairs if name == "pairs" else in_unknown_order,
-            seed=1,
-            device=device,
-        )
-        for name, one in settings.items()
-    }
+
+    def engine(data: PairSet, setting: Setting, **changes: object) -> Engine:
+        return Engine(base(setting, "tuned").changed({"batch": n} | changes), data, seed=1, device=device)
+
+    engines = {"pairs": engine(pairs, Setting("en-de", 1, "same"))}
+    for way in TRUTHS:  # each truth from the first step on
+        engines[way] = engine(in_unknown_order, Setting("en-de", size, way), **{"method.anneal": 0.0})
 
     def step(engine: Engine) -> None:
         if engine.step_in_epoch + 1 >= engine.steps:  # the last one of an epoch is smaller

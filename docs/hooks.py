@@ -36,9 +36,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Put the speed records, and what was tried, where a page asks for them."""
-    for name, made in (("records", speed_records), ("tries", speed_tries), ("steps", speed_steps)):
-        mark = f"<!-- the speed {name} -->"
-        markdown = markdown.replace(mark, made(RESULTS / "speedrun")) if mark in markdown else markdown
+    made = {
+        "<!-- the speed records -->": lambda: speed_records(RESULTS / "speedrun"),
+        "<!-- the speed tries -->": lambda: speed_tries(RESULTS / "speedrun"),
+        "<!-- the speed steps -->": speed_steps,
+    }
+    for mark, make in made.items():
+        markdown = markdown.replace(mark, make()) if mark in markdown else markdown
     return markdown
 
 
@@ -118,10 +122,9 @@ SPEED_LOOK = """<style>
 
 def speed_records(folder: Path) -> str:
     """The picture of accuracy against minutes, the table of our records below ``folder``, and the public marks."""
-    from setwise.records.run import Run, files_below, read_runs
     from setwise.report.speedrun import MARKS, speedrun_chart, speedrun_tables
 
-    runs, _ = read_runs((path for path in files_below(folder) if path.suffix == ".json"), Run, folder)
+    runs = _runs_below(folder)
     tested = [run for run in runs if run.record.get("speedrun", {}).get("images") == "test"]
     tables = [table.markdown() for table in speedrun_tables(tested)]
     ours = (
@@ -151,13 +154,18 @@ def speed_records(folder: Path) -> str:
     return f"{SPEED_LOOK}{look}</style>\n{speedrun_chart(tested)}\n\n{ours}\n{marks}"
 
 
-def speed_tries(folder: Path) -> str:
-    """The runs on validation images below ``folder``: what each recipe has that the first one has not."""
-    from setwise.recipe import Recipe, flat
+def _runs_below(folder: Path) -> list[Any]:
     from setwise.records.run import Run, files_below, read_runs
+
+    return read_runs((path for path in files_below(folder) if path.suffix == ".json"), Run, folder)[0]
+
+
+def speed_tries(folder: Path) -> str:
+    """The runs on validation images below ``folder``: what each recipe has that most have not."""
+    from setwise.recipe import Recipe, flat
     from setwise.report.speedrun import entries
 
-    runs, _ = read_runs((path for path in files_below(folder) if path.suffix == ".json"), Run, folder)
+    runs = _runs_below(folder)
     tried = [entry for entry in entries(runs) if entry.images == "validation"]
     if not tried:
         return "None yet.\n"
@@ -173,9 +181,9 @@ def speed_tries(folder: Path) -> str:
     return f"Most have {most}.\n\n" + _table(["what is different", "PFLOP", "10 neighbours, %"], rows)
 
 
-def speed_steps(folder: Path) -> str:
-    """Milliseconds of the ways to take a ResNet-18 step, from the benchmark's file beside ``folder``."""
-    found = json.loads((folder.parent / "bench-resnet18-h200.json").read_text())
+def speed_steps() -> str:
+    """What the ways to take a ResNet-18 step cost."""
+    found = _read("bench-resnet18-h200")
     rows = [
         [way["name"], f"{way['ms']:.2f}", f"{1e3 * way['ms'] / way['batch']:.1f}", f"{way['tflop_per_second']:.0f}"]
         for way in found["ways"]

@@ -1,6 +1,6 @@
 """Shared by all tests: one thread, the same examples every time, seeded embeddings, CUHK-03 in small."""
 
-import importlib
+import importlib.util
 import json
 import re
 import shutil
@@ -30,6 +30,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "gpu" in item.keywords:
             item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def hooks() -> Callable[..., ModuleType]:
+    """Imports a module of the site by its name."""
+
+    def load(name: str = "hooks") -> ModuleType:
+        path = Path(__file__).parent.parent / "docs" / f"{name}.py"
+        specification = importlib.util.spec_from_file_location(name, path)
+        module = importlib.util.module_from_spec(specification)
+        specification.loader.exec_module(module)
+        return module
+
+    return load
 
 
 @pytest.fixture(scope="session", autouse=True)

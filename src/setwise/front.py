@@ -36,8 +36,8 @@ from setwise.paper.recipes import recipe as recipe_by_name
 from setwise.recipe import SHORT, Recipe, source_entry, trust
 from setwise.runs.pretraining import PYTHON
 from setwise.training import checkpoint as checkpoints
-from setwise.training.capture import waken
 from setwise.training.checkpoint import Checkpoint
+from setwise.training.libraries import waken
 from setwise.training.loop import FILE as CHECKPOINT
 from setwise.training.loop import RunOptions, check_no_run
 from setwise.training.processes import join, leave

@@ -350,3 +350,12 @@ def test_beside_a_loss_many_rows_take_the_memory_of_its_gradient(monkeypatch):
     got = torch.autograd.grad(sw.QARe().beside(z_a, z_b), (z_a, z_b), (torch.tensor(1.0), shared, shared))
     torch.testing.assert_close(got, alone)
     assert not shared.any()
+
+
+def test_a_regulariser_that_somebody_hooked_into_is_called(monkeypatch):
+    monkeypatch.setattr(set_level, "MANY", 7)
+    loss, called = sw.SetContrastive(sw.InfoNCE(0.5)), []
+    loss.regularizer.register_forward_hook(lambda module, given, value: called.append(value))
+    z_a, z_b = torch.randn(2, 50, 6, generator=torch.Generator().manual_seed(0))
+    terms = loss.terms(z_a, z_b)
+    assert called == [terms["regularizer"]]

@@ -20,6 +20,7 @@ from setwise.checks import (
     plain,
     see,
 )
+from setwise.kernels.nvrtc import unchanged
 from setwise.losses import set_level
 from setwise.losses.modules import InfoNCE, NTXent, QARe, Views, mean_over_pairs, pairs_of
 from setwise.losses.options import KnownSets
@@ -216,7 +217,11 @@ class SetContrastive(nn.Module):
 
     def _in_one_place(self) -> bool:
         """Whether the regulariser can add its gradient to the pairwise loss's."""
-        ours = type(self.pairwise) in ALONE and type(self.regularizer) is QARe and self.on == "embeddings"
+        ours = (
+            type(self.pairwise) in ALONE
+            and unchanged(QARe, cast(nn.Module, self.regularizer))
+            and self.on == "embeddings"
+        )
         return ours and not torch.compiler.is_compiling()
 
     def _check_features(self, features: object, count: int) -> None:

@@ -350,7 +350,7 @@ class QARe(_Loss):
         super().__init__(locals())
 
     def beside(self, z_a: Tensor, z_b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The value, and both views for a loss of ours beside it; see ``set_level.qare_beside``."""
+        """The value, and both views for another loss of ours; see ``set_level.qare_beside``."""
         check_embeddings(z_a, z_b, None)
         value, z_a, z_b = qare_beside(z_a, z_b, **self._options)
         return check_overflow(value, "a loss"), z_a, z_b

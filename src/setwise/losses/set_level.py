@@ -177,9 +177,9 @@ def qare_beside(
     center: bool,
     peers: Processes | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """``qare``, and both sets, for a loss of ours beside it.
+    """``qare``, and both sets for another loss of ours.
 
-    Of many rows, backward adds its gradient to the one that comes from there, in place: it needs no copy of a set.
+    Of many rows, backward adds its gradient in place to that loss's, so it needs no memory of a set's size.
     """
     if peers is not None:
         peers.check_equal_parts(z_a)
@@ -262,7 +262,7 @@ MANY = 2**15  # rows that are normalised at a time, where there are more
 class _ProductsOfRows(torch.autograd.Function):
     """Two sets [N, E] as they are, and F^T F of the unit rows of each, and F_A^T F_B if asked for; some rows at a time.
 
-    Backward adds its gradients to those that come for the sets, in place: whoever takes the sets must not keep those.
+    Backward adds its gradients in place to those that come for the sets: the loss that gave these must not keep them.
     """
 
     @staticmethod

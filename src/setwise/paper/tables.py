@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from setwise.paper import numbers as paper_numbers
@@ -83,12 +84,11 @@ def overview(groups: Sequence[Group]) -> list[Table]:
 
     One of more than ``BESIDE`` would be wider than a page: then each encoder has its own.
     """
+    of_forms = Counter((group.form, group.changed) for group in probed(groups))
     by_form: dict[tuple[str, str, str], list[Group]] = {}
     for group in probed(groups):
-        by_form.setdefault((group.form, group.changed, ""), []).append(group)
-    for form, changed, _ in [key for key, members in by_form.items() if len(members) > BESIDE]:
-        for group in by_form.pop((form, changed, "")):
-            by_form.setdefault((form, changed, group.encoder), []).append(group)
+        encoder = group.encoder if of_forms[group.form, group.changed] > BESIDE else ""
+        by_form.setdefault((group.form, group.changed, encoder), []).append(group)
     tables = []
     for (form, changed, encoder), members in by_form.items():
         if len(members) < 2:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import gc
-import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from threading import Thread
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.nn.functional import conv2d
 
 WARM_UP = 3  # runs before a capture: libraries choose their kernels and allocate what they keep
 DDP_WARM_UP = 11  # DistributedDataParallel measures its first ten steps, which waits for the device
@@ -74,39 +71,3 @@ def no_collection() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
-
-
-def waken(device: torch.device) -> Thread | None:
-    """Load a GPU's libraries in a thread, while files are listed: the first convolution and product take half a second.
-
-    None where there is nothing to load. A process is not forked meanwhile: what the thread locks, a copy of the process
-    would find locked for ever.
-    """
-    if device.type != "cuda":
-        return None
-    thread = Thread(target=_use_libraries, args=(device,), daemon=True)
-    thread.start()
-    _waking.append(thread)
-    return thread
-
-
-_waking: list[Thread] = []
-
-
-def _wait() -> None:
-    while _waking:
-        _waking.pop().join()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_wait)
-
-
-def _use_libraries(device: torch.device) -> None:
-    with suppress(RuntimeError), torch.cuda.device(device), torch.cuda.stream(new_stream()):  # the step will say why
-        x, weight = (
-            torch.zeros(*shape, dtype=torch.bfloat16, device=device, requires_grad=True)
-            for shape in ((8, 8, 8, 8), (8, 8, 3, 3))
-        )
-        rows = conv2d(x, weight, padding=1).flatten(1)
-        (rows @ rows.mT).sum().backward()  # type: ignore[no-untyped-call]
