@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -403,7 +404,10 @@ def test_the_commit_is_that_of_the_source(tmp_path, monkeypatch):
     git("add", "records.py")
     git("commit", "-q", "-m", "one")
     head = git("rev-parse", "HEAD").strip()
+    os.utime(folder / "records.py", (1, 1))  # which git would note in its index, under a lock
+    index = (folder / ".git" / "index").read_bytes()
     assert commit(folder / "records.py") == head
+    assert (folder / ".git" / "index").read_bytes() == index
     (folder / "records.py").write_text("2")
     assert commit(folder / "records.py") == f"{head}+"
     assert commit(folder / "installed.py") is None, "a package inside of someone's checkout is not of its commit"

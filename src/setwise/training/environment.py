@@ -48,8 +48,9 @@ def _commit() -> str | None:
     source = Path(__file__).parent
 
     def git(*words: str) -> str:
-        run = subprocess.run(["git", "-C", str(source), *words], capture_output=True, text=True, timeout=10, check=True)
-        return run.stdout.strip()
+        # Without locks: a process that is killed here would leave one, and then nobody could commit.
+        command = ["git", "--no-optional-locks", "-C", str(source), *words]
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
 
     try:
         if not git("ls-files", __file__):
