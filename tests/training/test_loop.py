@@ -181,3 +181,18 @@ def test_one_signal_may_come_twice(monkeypatch):
         monkeypatch.setattr(loop, "ONE_SIGNAL_SECONDS", 0.0)
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_signal_while_the_last_checkpoint_is_written_is_obeyed(recipe, digits, tmp_path, monkeypatch):
+    recipe, write = recipe.changed({"epochs": 1, "warmup": 0}), loop.checkpoints.save
+
+    def save(path, checkpoint):
+        write(path, checkpoint)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.checkpoints, "save", save)
+        with pytest.raises(Interrupted, match="stopped by SIGTERM after writing"):
+            train(recipe, digits, tmp_path, seed=1, how=RunOptions(CPU, quiet=True, checkpoint_seconds=1e9))
+    _, last = train(recipe, digits, tmp_path, seed=1, how=RunOptions(CPU, quiet=True, resume=True))
+    assert (last.epoch, last.step) == (1, 0)

@@ -145,7 +145,10 @@ def train(
             run.resumptions = _resumptions(earlier, engine.device)
             for epoch in range(start, recipe.epochs):
                 run.epoch(epoch, step if epoch == start else 0)
-            return engine, run.save(recipe.epochs, 0)
+            last = run.save(recipe.epochs, 0)
+            if (stopped := run.stopped()) is not None:  # meanwhile
+                raise stopped
+            return engine, last
 
 
 @dataclass
@@ -195,20 +198,26 @@ class _Run:
     def look(self, epoch: int, step: int) -> None:
         """Between steps: stop after a signal, show the loss, write a checkpoint if it is time."""
         engine, now = self.engine, time.monotonic()
-        stop = engine.processes.largest(self.signals.seen, engine.device)
-        if stop:
+        if (stopped := self.stopped()) is not None:
             self.save(epoch, step)
-            raise Interrupted(
-                stop,
-                f"stopped by {signal.Signals(stop).name} after writing {self.path}; the same command, with --resume "
-                "where it has one, goes on",
-            )
+            raise stopped
         if step and now - self.looked >= LOOK_SECONDS and engine.processes.size == 1:
             self.looked = now
             self.reporter.update(epoch + step / engine.steps, engine.means())
         if engine.processes.largest(int(now - self.saved >= self.how.checkpoint_seconds), engine.device):
             self.save(epoch, step)
             self.saved = time.monotonic()
+
+    def stopped(self) -> Interrupted | None:
+        """What to raise after a signal, which one of the processes got."""
+        stop = self.engine.processes.largest(self.signals.seen, self.engine.device)
+        if not stop:
+            return None
+        return Interrupted(
+            stop,
+            f"stopped by {signal.Signals(stop).name} after writing {self.path}; the same command, with --resume "
+            "where it has one, goes on",
+        )
 
     def save(self, epoch: int, step: int) -> Checkpoint:
         """Write the checkpoint after ``step`` steps of ``epoch``."""
