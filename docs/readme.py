@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from known_sets import PICTURE, cost_of_sets, picture_of_sets, what_sets_say
@@ -17,13 +17,14 @@ from paragraphs import bullets, markdown, part_of, picked, text
 from sentences import bitext, evidence_pairs, evidence_untuned, tally
 from sets_details import all_tables_of_sets
 from setwise.paper.ablation import ablation_answer, ablation_table, is_ablation
-from setwise.paper.claims import CLAIMS, claims, compared, counted, differences, surviving
+from setwise.paper.claims import CLAIMS, claims, compared, counted, differences, surviving, verdicts
 from setwise.paper.collected import Group, collect, groups, probed
 from setwise.paper.figures import sweep_answer, sweep_table, sweeps
-from setwise.paper.numbers import CLASSIFICATION, MATCHING, word
+from setwise.paper.missing import Part, claims_not_run, missing_answer, missing_table, parts
+from setwise.paper.missing import part_of as wanted
+from setwise.paper.numbers import word
 from setwise.paper.paying import Map, map_answer, map_rows, map_table, maps
-from setwise.paper.recipes import FORMS, MATCHING_LOSSES
-from setwise.paper.reproduce import left_of_map
+from setwise.paper.recipes import MATCHING_LOSSES
 from setwise.paper.spectra import looks_table
 from setwise.paper.tables import changes_table, paper_gain, paper_number
 from setwise.paper.tuned import settings, trials_table, tuned_answer, tuned_table
@@ -155,14 +156,14 @@ def all_claims(found: Found) -> str:
 def one_claim(key: str, found: Found) -> str:
     """A claim, setting by setting."""
     answers = CLAIMS[key].answers(found)
-    sure = surviving(answers)
     rows: list[list[Cell]] = [
-        [one.where.replace("*", ""), one.ours, one.verdict + (", after Holm too" if one in sure else ""), one.paper]
-        for one in answers
+        [one.where.replace("*", ""), one.ours, words, one.paper]
+        for one, words in zip(answers, verdicts(answers), strict=True)
     ]
     end = 4 if any(one.paper for one in answers) else 3
     table = markdown(("", "ours", "verdict", "paper")[:end], [row[:end] for row in rows])
-    return f"{CLAIMS[key].words}: **{counted(answers)}**.\n\n{table}"
+    more = text(claims_not_run(every_part()).get(key, ""))
+    return "\n\n".join(filter(None, (f"{CLAIMS[key].words}: **{counted(answers)}**.", table, more)))
 
 
 def later(found: Found) -> str:
@@ -215,8 +216,22 @@ def tuned(found: Found) -> str:
     parts = []
     for setting in settings(collect(RESULTS)[0], found):
         tests = part_of(tuned_table(setting)) if setting.tested else ""
-        parts += [text(tuned_answer(setting)), tests, part_of(trials_table(setting))]
+        left = wanted(every_part(), "tuned", setting.data, setting.encoder)
+        words = text(tuned_answer(setting), left.sentence if left else "")
+        parts += [words, tests, part_of(trials_table(setting))]
     return "\n\n".join(filter(None, parts)) or "Not run yet: `setwise reproduce tuning` makes the trials."
+
+
+@cache
+def every_part() -> list[Part]:
+    """All that the paper's tables and figures need, and ours."""
+    return parts(RESULTS)
+
+
+def left_of_map(data: str) -> str:
+    """What the map of a data set lacks."""
+    part = wanted(every_part(), "map", data)
+    return part.sentence if part else ""
 
 
 def found_maps(found: Found) -> list[Map]:
@@ -241,12 +256,12 @@ def paying(found: Found) -> str:
     """Where a set-level term pays: a sentence, a picture and a table."""
     columns, parts = ("factor", "level", "term", "SimCLR, tuned", "difference", "Holm", "again, other seeds"), []
     for one in found_maps(found):
-        parts.append(text(map_answer(one), left_of_map(one.data, RESULTS)))
+        parts.append(text(map_answer(one), left_of_map(one.data)))
         if one.tested:
             parts.append(f"![Differences with their intervals, factor by factor]({picture_of(one).name})")
         table = map_table(one)
         parts.append(part_of(table, *columns) if table.rows else "")
-    return "\n\n".join(filter(None, parts)) or text("Not run yet:", left_of_map("cifar10", RESULTS))
+    return "\n\n".join(filter(None, parts)) or text("Not run yet.", left_of_map("cifar10"))
 
 
 def evidence_views(found: Found) -> str:
@@ -315,19 +330,11 @@ def changes(found: Found) -> str:
 
 
 def missing(found: Found) -> str:
-    """How many rows of the paper's tables have runs."""
-    ran = {
-        (group.form, group.data, group.encoder): sum(1 for row in group.rows if row.runs and group.is_main(row))
-        for group in probed(found)
-        if not group.changed
-    }
-    rows = [
-        [f"{word(data)}, {word(encoder)}", *(f"{ran.get((form, data, encoder), 0)} of 9" for form in FORMS)]
-        for encoder, data in dict.fromkeys(key[:2] for key in CLASSIFICATION)
-    ]
-    matched = {(row.base, row.term) for group in found if group.data == "cuhk03" for row in group.rows if row.runs}
-    table = markdown(("rows of Tables 2 and 3 that ran", *(f"{form} form" for form in FORMS)), rows)
-    return f"{table}\n\nRows of Table 1 (CUHK-03) that ran: {len(matched & set(MATCHING))} of {len(MATCHING)}."
+    """The parts of the paper that lack runs, and what they cost."""
+    table = missing_table(every_part())
+    words = text(missing_answer(every_part()), table.note)
+    rows = [[*others, f"`{command}`"] for *others, command in picked(table, *table.columns)]
+    return f"{words}\n\n{markdown(table.columns, rows)}" if rows else missing_answer(every_part())
 
 
 def safe(found: Found) -> str:

@@ -55,12 +55,12 @@ def test_every_part_has_its_section(tree_of, looked, keep, tmp_path, capsys):
     assert texts.texts("h2") == [
         *("Setting by setting", "Tables", "Accuracy against QARe's weight (Figure 2)", "One change at a time"),
         *("What set-level terms act on", "What QARe costs (Figure 3)"),
-        *("Learning curves", "Where the numbers come from"),
+        *("Not run", "Learning curves", "Where the numbers come from"),
     ]
     assert {path.stem for path in files[1:]} == {
         *("claims", "differences", "settings", "classification-released-cifar10-conv4", "time-a"),
         *("weights-classification-released-cifar10-conv4-simclr", "ablation-released-cifar10-conv4-validation-5000"),
-        "structure-classification-released-cifar10-conv4",
+        *("structure-classification-released-cifar10-conv4", "not-run", "table1-cuhk03"),
     }
     assert "bench-qare-b.json: expected" in texts.texts("pre")[-1]
     assert str(tmp_path) not in files[0].read_text()
@@ -79,8 +79,9 @@ def test_measurements_alone_make_a_page(tree_of, tmp_path):
 def test_the_answer_comes_first_and_files_agree(tree_of, filled, tmp_path, capsys):
     out = tmp_path / "out"
     main(["report", "--results", str(filled), "--out", str(out)])
-    assert capsys.readouterr().out == f"{out / 'index.html'}, and 10 files of tables beside it\n"
-    names = ["claims", "classification-paper-cifar10-conv4", "differences", "matching-cifar10-1467", "settings"]
+    assert capsys.readouterr().out == f"{out / 'index.html'}, and 14 files of tables beside it\n"
+    names = ["claims", "classification-paper-cifar10-conv4", "differences", "matching-cifar10-1467", "not-run"]
+    names += ["settings", "table1-cuhk03"]
     assert sorted(path.name for path in out.iterdir()) == sorted(
         ["index.html", *(f"{name}.{end}" for name in names for end in ("csv", "md"))]
     )
@@ -96,7 +97,9 @@ def test_the_answer_comes_first_and_files_agree(tree_of, filled, tmp_path, capsy
     texts = tree_of(page)
     assert texts.texts("b")[0] == "Does QARe help?"
     assert texts.texts("p")[0].startswith(" Yes in 1 of 5 settings")
-    assert texts.texts("h2") == ["Setting by setting", "Tables", "Learning curves", "Where the numbers come from"]
+    assert texts.texts("h2") == [
+        *("Setting by setting", "Tables", "Not run", "Learning curves", "Where the numbers come from")
+    ]
     assert "+3.10 (+2.85 to +3.35)" in page
     assert "+3.10 (+2.85 to +3.35)" in (out / "matching-cifar10-1467.md").read_text(encoding="utf-8")
 
@@ -240,7 +243,7 @@ said.charts = page.querySelectorAll("path.line[data-v]").length;
 def test_on_a_telephone(on_a_telephone, filled, tmp_path):
     said = on_a_telephone(report(filled, tmp_path)[0].read_text(), LOOK)
     assert said["answer"] < 450, "the answer ends on the first screen"
-    assert (said["tables"], said["wider"]) == (6, 0)
+    assert (said["tables"], said["wider"]) == (8, 0)
     # A chart of each of four losses; SimCLR's pairwise loss and its set-level term, two lines each, one of them empty.
     assert said["charts"] == 8 + 4
     assert said["cut"] == []
@@ -275,7 +278,7 @@ def test_spectra_sweeps_and_costs_on_a_telephone(on_a_telephone, looked, keep, t
     said = on_a_telephone(report(tmp_path / "results", tmp_path)[0].read_text(), LOOK)
     assert said["answer"] < 450
     # QARe's gains, claims, differences, six claims, Table 2 and 3, the sweep, the structure, two machines.
-    assert (said["tables"], said["wider"]) == (14, 0)
+    assert (said["tables"], said["wider"]) == (16, 0)
     # Three pictures of two losses with and without QARe, the sweep and its level, time and memory on two machines,
     # and the loss of four methods.
     assert said["charts"] == 12 + 2 + 12 + 4

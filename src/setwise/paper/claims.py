@@ -71,6 +71,12 @@ def surviving(answers: Sequence[Answer]) -> list[Answer]:
     return [answers[i] for i, p in adjusted if p < LEVEL and answers[i].significant]
 
 
+def verdicts(answers: Sequence[Answer]) -> list[str]:
+    """The verdict of each, and whether it survives Holm's correction where several were tested."""
+    sure = surviving(answers) if sum(answer.p is not None for answer in answers) > 1 else []
+    return [one.verdict + (", after Holm too" if one in sure else "") for one in answers]
+
+
 def compared(group: Group, term: str) -> list[tuple[Row, PairedDifference]]:
     """Rows with this term and their differences to the loss without it, on the test images.
 
@@ -257,21 +263,22 @@ def claims(groups: Sequence[Group]) -> Table:
     return Table("claims", columns, rows, "The paper's claims, and ours", NOTE, wrap=True)
 
 
-def settings(groups: Sequence[Group]) -> Table:
-    """The same, a row for each claim and setting."""
-    pairs = [(claim.words, answer) for claim in CLAIMS.values() for answer in claim.answers(groups)]
-    rows = [[claim, one.where, one.verdict, one.ours, one.paper] for claim, one in pairs]
-    columns = ("claim", "where", "verdict", "ours", "paper")
-    return Table("settings", columns, rows, "The claims, setting by setting", DETAILS, wrap=True)
-
-
-def by_claim(groups: Sequence[Group]) -> list[Table]:
-    """The same for people: a table for each claim, with its words above it once."""
+def by_claim(groups: Sequence[Group], missing: Mapping[str, str] | None = None) -> list[Table]:
+    """The same, setting by setting: a table for each claim. ``missing`` says by claim which settings are not run."""
     columns, tables = ("where", "verdict", "ours", "paper"), []
     for key, claim in CLAIMS.items():
-        rows: list[list[Cell]] = [[one.where, one.verdict, one.ours, one.paper] for one in claim.answers(groups)]
-        tables.append(Table(key, columns, rows, claim.words, "", wrap=True))
+        answers = claim.answers(groups)
+        words = zip(answers, verdicts(answers), strict=True)
+        rows: list[list[Cell]] = [[one.where, verdict, one.ours, one.paper] for one, verdict in words]
+        tables.append(Table(key, columns, rows, claim.words, (missing or {}).get(key, ""), wrap=True))
     return tables
+
+
+def settings(tables: Sequence[Table]) -> Table:
+    """The tables of ``by_claim`` in one, for a file."""
+    rows = [[table.caption, *row] for table in tables for row in table.rows]
+    columns = ("claim", "where", "verdict", "ours", "paper")
+    return Table("settings", columns, rows, "The claims, setting by setting", DETAILS, wrap=True)
 
 
 def lead(groups: Sequence[Group]) -> str:

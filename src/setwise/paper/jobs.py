@@ -79,6 +79,7 @@ class TableRequest:
     seeds: Sequence[int] = (1, 2, 3)
     instances: int | None = None  # of matching
     results: Path = Path("results")  # for what follows from other records
+    whole: bool = False  # the first trial where the best is not known yet: to count what there is to do
 
 
 # Weights from which those of our own terms are chosen, for each loss, by validation accuracy.
@@ -246,7 +247,9 @@ def tuned(request: TableRequest) -> list[Job]:
                 best = trials.winner(request.results, request.data, encoder, term, seed=TUNING_SEED)
             except ValueError as error:
                 missing = missing or str(error)
-                continue
+                if not request.whole:
+                    continue
+                best = 1
             chosen = trials.tried(request.data, encoder, term, best)
             jobs += [Job(name, chosen, FRESH + k, trials.tested(term)) for k in range(1, count + 1)]
     if not jobs:
@@ -254,11 +257,10 @@ def tuned(request: TableRequest) -> list[Job]:
     return jobs
 
 
-def factor_map(request: TableRequest, *, whole: bool = False) -> list[Job]:
+def factor_map(request: TableRequest) -> list[Job]:
     """Where a set-level term pays, see paper/factors.py: trials, then tests of the best, then gains tested again.
 
-    Tests follow from the records of trials, and the last ones from those of tests: the same command goes on. ``whole``
-    takes the first trial where the best is not known yet, to count what there is to do.
+    Tests follow from the records of trials, and the last ones from those of tests: the same command goes on.
     """
     data, seen = request.data, Map(request.data, collect(request.results)[0])
     seeds = range(1, SEEDS + 1) if tuple(request.seeds) == TableRequest.seeds else request.seeds
@@ -272,7 +274,7 @@ def factor_map(request: TableRequest, *, whole: bool = False) -> list[Job]:
         numbers, best = level.numbers(term), seen.best(level, term)
         if len(numbers) > 1:
             jobs += [job(Point(level.place, term, number, False), TUNING_SEED) for number in numbers]
-        if best is not None or whole:
+        if best is not None or request.whole:
             jobs += [job(Point(level.place, term, best or 1, True), FRESH + seed) for seed in seeds]
     for gain in seen.promising:
         for term in ("plain", gain.term):
@@ -331,6 +333,7 @@ def expand(
     only: Sequence[str] = (),
     instances: int | None = None,
     results: Path = Path("results"),
+    whole: bool = False,
 ) -> list[Job]:
     """The runs of one table or of several, seed by seed; ``only`` keeps those with one of these words in their names.
 
@@ -343,7 +346,7 @@ def expand(
         table = OLD_NAMES.get(name, name)
         check_option(table, tuple(TABLES), "the table")
         check_option(data, MATCHING_DATA if table == "table1" else DATA, f"data of {table}")
-        jobs = TABLES[table](TableRequest(data, seeds, instances, results))
+        jobs = TABLES[table](TableRequest(data, seeds, instances, results, whole))
         found |= {job.record(results): job for job in sorted(jobs, key=lambda job: job.seed)}
     for words in only:
         if not any(words in job.words for job in found.values()):

@@ -6,7 +6,7 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,19 @@ from setwise.paper.claims import by_claim, claims, differences, lead, pictured, 
 from setwise.paper.collected import Group, Run, collect, probed, resumptions
 from setwise.paper.collected import groups as sort_into_groups
 from setwise.paper.figures import Timing, cost_table, costs_onto, count, sweep_onto, sweep_table, sweeps, timings
+from setwise.paper.missing import (
+    Part,
+    claims_not_run,
+    costs,
+    missing_answer,
+    missing_table,
+    part_of,
+    parts,
+    table1_not_run,
+)
 from setwise.paper.numbers import word
 from setwise.paper.paying import PICTURED as MAPPED
 from setwise.paper.paying import map_answer, map_rows, map_table, maps
-from setwise.paper.reproduce import left_of_map
 from setwise.paper.spectra import looks_table, spectra_onto
 from setwise.paper.tables import changes_table, classification_table, matching_table, overview, shown_by_changes
 from setwise.paper.tuned import settings as settings_of
@@ -79,8 +88,7 @@ def read_page(results: Path) -> tuple[Page, list[Table], list[str]]:
             f"some, {see('how-to/reproduce')}; `setwise report FOLDER` shows runs of your own"
         )
     apart = [run for run in runs if run.trial or run.point]
-    left = {data: left_of_map(data, results) for data in dict.fromkeys(run.data for run in apart if run.point)}
-    return *make_page(sort_into_groups(runs), aside, timed, apart, left), aside
+    return *make_page(sort_into_groups(runs), aside, timed, apart, parts(results) if runs else ()), aside
 
 
 def make_page(
@@ -88,12 +96,14 @@ def make_page(
     aside: Sequence[str],
     timed: Sequence[Timing] = (),
     trials: Sequence[Run] = (),
-    left: Mapping[str, str] | None = None,
+    wanted: Sequence[Part] = (),
 ) -> tuple[Page, list[Table]]:
     """The page, and its tables; ``aside`` are the files that have no place in it, with reasons.
 
-    ``trials`` are runs of tuning and of the map, which are in no group; ``left`` says by data what the map lacks.
+    ``trials`` are runs of tuning and of the map, which are in no group; ``wanted`` are the parts of the paper, some of
+    whose runs may be missing.
     """
+    unmade = costs(wanted)
     page = Page("Does contrasting sets help?", lead=lead(groups))
     tables: list[Table] = []
     tuned = settings_of(trials, groups)
@@ -108,25 +118,33 @@ def make_page(
                 tables.append(table)
                 replace(table, note=table.note.replace(NOTE, "").strip() if explained else table.note).onto(page)
 
+    def say_left(part: Part | None) -> None:
+        if part and part.left:
+            page.text(part.sentence)
+
     if pictures := pictured(groups):
         page.intervals("What QARe adds, in points of accuracy", pictures, other="paper", note=PICTURED)
     put(claims(groups))
     if pictures:
         page.heading("Setting by setting")
     put(differences(groups))
-    if (every := settings(groups)).rows:
+    answered = by_claim(groups, claims_not_run(wanted))
+    if (every := settings(answered)).rows:
         tables.append(every)  # a file; on the page, a table for each claim
-    for table in by_claim(groups):
+    for table in answered:
         if table.rows:
             table.onto(page)
     more = [group for group in groups if not shown_by_changes(groups, group)]
     main = [matching_table(group) for group in more if group.kind == "matching"]
-    main += overview(more) + [classification_table(group) for group in probed(more)]
+    main += overview(more, unmade) + [classification_table(group, unmade) for group in probed(more)]
+    main += [table for table in (table1_not_run(unmade),) if table.rows]
     if main:
         page.heading("Tables")
         put(*main)
-    if swept := [sweep for group in groups for sweep in sweeps(group)]:
+    swept, figure = [sweep for group in groups for sweep in sweeps(group)], part_of(wanted, "fig-beta", "cifar10")
+    if swept:
         page.heading("Accuracy against QARe's weight (Figure 2)")
+        say_left(figure)
         for sweep in swept:
             sweep_onto(page, sweep)
             put(sweep_table(sweep))
@@ -141,12 +159,12 @@ def make_page(
         page.heading("Every objective tuned")
         for setting in tuned:
             page.text(tuned_answer(setting))
+            say_left(part_of(wanted, "tuned", setting.data, setting.encoder))
             put(tuned_table(setting) if setting.tested else None, trials_table(setting))
     if mapped:
         page.heading("Where does it pay?")
         for one in mapped:
-            if words := (left or {}).get(one.data):
-                page.text(words)
+            say_left(part_of(wanted, "map", one.data))
             if gains := map_rows(one):
                 title = f"What set-level terms add to tuned SimCLR, in points: {word(one.data)}, Conv-4"
                 page.intervals(title, gains, other="again", note=MAPPED)
@@ -162,6 +180,10 @@ def make_page(
         for timing in timed:
             costs_onto(page, timing)
             put(cost_table(timing))
+    if any(part.left for part in wanted):
+        page.heading("Not run")
+        page.text(missing_answer(wanted))
+        put(missing_table(wanted))
     if groups:
         page.heading("Learning curves")
         page.text("Means over the seeds, at epochs that every seed of a row has.")

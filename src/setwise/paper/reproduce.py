@@ -24,9 +24,10 @@ import torch
 import setwise.records as records
 from setwise.checks import check_count
 from setwise.data import split_sizes
+from setwise.data.formats import cuhk03
 from setwise.kernels import processes_share, share_device
 from setwise.locks import LockTaken, locked
-from setwise.paper.jobs import Job, TableRequest, factor_map
+from setwise.paper.jobs import Job
 from setwise.paper.recipes import recipe
 from setwise.recipe import Recipe
 from setwise.records.record import read
@@ -37,13 +38,16 @@ from setwise.training.errors import Interrupted, TrainingError, out_of_memory
 from setwise.training.loop import RunOptions, stopping_signals
 from setwise.training.schedule import batch_sizes
 
-# Training images of the data sets that recipes name, how many times the pixels of CIFAR's they have, and classes.
+# Training images of the data sets that recipes name, how many times the pixels of CIFAR's they have, and classes. Of
+# CUHK-03 identities: its encoder's first layers leave as many positions of a picture as of half an image of CIFAR.
 IMAGES = {
     "digits": (1297, 1, 10),
     "cifar10": (50_000, 1, 10),
     "cifar100": (50_000, 1, 100),
     "tiny-imagenet": (100_000, 4, 200),
+    "cuhk03": (cuhk03.IDENTITIES, 1, cuhk03.IDENTITIES),
 }
+SHOTS = 5  # of an identity in a view of CUHK-03, 14,096 pictures in all
 
 
 def estimate(jobs: Sequence[Job], results: Path) -> list[float | None]:
@@ -77,22 +81,14 @@ def estimate(jobs: Sequence[Job], results: Path) -> list[float | None]:
 
 def run_steps(it: Recipe) -> int:
     """Steps of a whole run of a recipe on data that ``IMAGES`` has; matching trains on a part of its instances."""
-    images, _, classes = IMAGES[it.data.source]
+    (images, _, classes), passes = IMAGES[it.data.source], 1
     if it.matched:
         samples = split_sizes(it.data.instances or images)[0]
+        passes = SHOTS if it.method.options.get("passes_over") == "shots" else 1
     else:
         tails = [it.data.imbalance ** (-c / (classes - 1)) for c in range(classes)]
         samples = it.data.instances or int((images - it.data.validation) * sum(tails) / classes)
-    return it.epochs * len(batch_sizes(samples, it.batch, drop_last=it.drop_last))
-
-
-def left_of_map(data: str, results: Path) -> str:
-    """How many runs of the map of factors have no record, and their time one after the other; "" for none."""
-    jobs = factor_map(TableRequest(data=data, results=results), whole=True)
-    missing = list({job.record(results): job for job in jobs if not job.record(results).exists()}.values())
-    minutes = sum(filter(None, estimate(missing, results))) / 60
-    took = f", {minutes:.0f} minutes of training one after the other" if minutes else ""
-    return f"{len(missing)} runs of `setwise reproduce map --data {data}` are to be made{took}." if missing else ""
+    return it.epochs * passes * len(batch_sizes(samples, it.batch, drop_last=it.drop_last))
 
 
 def check_records(jobs: Sequence[Job], results: Path) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from setwise.paper import numbers as paper_numbers
 from setwise.paper.collected import METHODS, TERMS, Group, Row, machine, probed, resumptions
 from setwise.paper.numbers import word
+from setwise.paper.recipes import Cell as Place
 from setwise.records.statistics import MeanStd, number, paired_difference
+from setwise.report.page import NOT_RUN
 from setwise.report.tables import NOTE, Cell, Table
 
 MEASURES = {
@@ -18,6 +20,29 @@ MEASURES = {
     "quadratic test": "quadratic_test_accuracy",
 }
 ENDS = (" accuracy", ", difference to plain")  # of a measure's two columns
+Costs = Mapping[tuple[str, str], float | None]  # minutes of training of what has no run, by recipe and variant
+NOTHING: Costs = {}
+
+
+def not_run(costs: Costs, *needed: str | tuple[str, str]) -> str | None:
+    """How a cell is marked that needs runs of recipes, or variants of them, which have none: "not run: 12 min".
+
+    None if all have runs, or if ``costs`` does not know them.
+    """
+    keys = [one if isinstance(one, tuple) else (one, "") for one in needed]
+    missing = [costs[key] for key in keys if key in costs]
+    if not missing:
+        return None
+    minutes = [one for one in missing if one is not None]
+    return f"{NOT_RUN}: {sum(minutes):,.0f} min".replace(": 0 min", ": < 1 min") if minutes else NOT_RUN
+
+
+def _accuracy(costs: Costs, group: Group, row: Row) -> Cell:
+    """Its probe accuracy, or that it is not run."""
+    found = row.mean("probe_accuracy")
+    if found is not None or group.changed or row.suffix:
+        return found
+    return not_run(costs, Place("classification", group.form, group.data, group.encoder, row.base, row.term).name)
 
 
 def matching_table(group: Group) -> Table:
@@ -56,14 +81,14 @@ def matching_table(group: Group) -> Table:
     return Table(group.name, columns, rows, group.title, note, wrap=True, shown=few)
 
 
-def classification_table(group: Group) -> Table:
+def classification_table(group: Group, costs: Costs = NOTHING) -> Table:
     """Tables 2 and 3 for one encoder, one data set and one form of the losses."""
     columns = ("method", "n", "probe accuracy", "difference to plain", "paper", "kNN-20 accuracy", "kNN-20, difference")
     rows = [
         (
             row.label,
             len(row.runs) or None,
-            row.mean("probe_accuracy"),
+            _accuracy(costs, group, row),
             group.difference(row, "probe_accuracy"),
             paper_number(group, row),
             row.mean("knn20_accuracy"),
@@ -79,7 +104,7 @@ def classification_table(group: Group) -> Table:
 BESIDE = 4  # groups in a table
 
 
-def overview(groups: Sequence[Group]) -> list[Table]:
+def overview(groups: Sequence[Group], costs: Costs = NOTHING) -> list[Table]:
     """Probe accuracies of all encoders and data sets side by side; a table for each form that has several.
 
     One of more than ``BESIDE`` would be wider than a page: then each encoder has its own.
@@ -102,7 +127,7 @@ def overview(groups: Sequence[Group]) -> list[Table]:
             columns += [column, f"{column}, paper"]
             for key, line in zip(keys, rows, strict=True):
                 row = next((row for row in group.rows if (row.base, row.term) == key), Row(*key))
-                line += [row.mean("probe_accuracy"), paper_number(group, row)]
+                line += [_accuracy(costs, group, row), paper_number(group, row)]
         more = (f", {word(encoder)}" if encoder else "") + (f" ({changed})" if changed else "")
         name = "-".join(filter(None, ("classification", form, encoder, changed)))
         note = "Mean ± sample standard deviation over the seeds, per cent. Each column has its own table below."

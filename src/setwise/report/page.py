@@ -155,6 +155,7 @@ for (const chart of document.querySelectorAll(".chart")) {
 
 LONG_NOTE = 330  # letters: about two lines
 EMPTY = ("", "-", "–")  # cells of a column of numbers that have none
+NOT_RUN = "not run"  # so begins a cell that says what its number would cost
 
 
 class Picture(NamedTuple):
@@ -214,7 +215,8 @@ class Page:
                 raise ValueError(f"expected {len(columns)} cells in a row of {caption!r}, got {len(row)}: {row}")
         columns_of_cells = zip(*cells, strict=True) if cells else [()] * len(columns)
         right = [
-            any(map(_number, column)) and all(_number(text) or text in EMPTY for text in column)
+            any(map(_number, column))
+            and all(_number(text) or text in EMPTY or text.startswith(NOT_RUN) for text in column)
             for column in columns_of_cells
         ]
         kinds = [' class="n"' if flush else "" for flush in right]
