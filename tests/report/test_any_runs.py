@@ -144,6 +144,21 @@ def test_the_lead_says_if_the_first_may_be_as_good(tmp_path, spread, unclear):
     assert ("these seeds cannot tell it from the first" in page) == unclear
 
 
+def test_the_picture_names_what_the_first_has_not_and_comes_before_its_note(tree_of, tmp_path):
+    for i, (batch, temperature) in enumerate([(32, 0.1), (32, 0.2), (64, 0.1), (64, 0.2)]):
+        tree = recipe("paper/digits-conv4-simclr").changed({"batch": batch, "temperature": temperature}).tree()
+        path = tmp_path / "runs" / str(i) / "seed-1.json"
+        path.parent.mkdir(parents=True)
+        records.write(path, {"name": "mine", "recipe": tree, "seed": 1, "final": {"probe_accuracy": 0.5 + i / 100}})
+    html = report_runs([tmp_path / "runs"], tmp_path / "out")[0].read_text()
+    texts = tree_of(html)
+    assert "Against temperature 0.1, batch 32" in texts.texts("strong")
+    picture = html[html.index('<table class="intervals">') :]
+    names = tree_of(picture.partition("</table>")[0] + "</table>").texts("th")
+    assert names == ["temperature 0.2", "batch 64", "temperature 0.2, batch 64"]
+    assert html.index("</table>") < html.index("Differences in probe accuracy, seed by seed")
+
+
 def test_a_page_of_many_different_runs_stays_narrow(tree_of, tmp_path):
     plain = recipe("paper/digits-conv4-simclr")
     for i in range(40):

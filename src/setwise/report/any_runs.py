@@ -235,10 +235,11 @@ def report_runs(places: Sequence[Path], out: Path, *, where: Sequence[str] = (),
     table, names = groups_table(groups, paths, measures), labels(groups, paths)
     page = Page(f"{len(runs)} runs", lead=_lead(groups, names, measures[0]))
     best = _best(groups, measures[0])
-    if rows := _pictured(groups, names, best, measures[0]):
+    alike = all(first is groups[0] for first in firsts(groups))
+    short = [_unlike(group, groups[0], paths) for group in groups] if alike and len(paths) <= MANY else names
+    if rows := _pictured(groups, short, best, measures[0]):
         note = f"Differences in {measures[0].replace('_', ' ')}, seed by seed, with 95 % intervals."
         note += f" The best {len(best)} of {len(groups)}; the table has all." if len(best) < len(groups) else ""
-        alike = all(first is groups[0] for first in firsts(groups))
         title = f"Against {names[0]}" if alike else "Against the first on the same data"
         page.intervals(title, rows, other="", note=note)
     tables, many = [table, *speedrun_tables(runs), *own_tables(runs)], len(paths) > MANY
@@ -275,6 +276,12 @@ def _best(groups: Sequence[Group], measure: str) -> list[int]:
     means = {i: mean.mean for i, group in enumerate(groups) if i and (mean := group.mean(measure))}
     best = range(len(groups)) if len(groups) <= PICTURED else sorted(means, key=lambda i: -means[i])[: PICTURED - 1]
     return list(dict.fromkeys([0, *best]))
+
+
+def _unlike(group: Group, first: Group, paths: Sequence[str]) -> str:
+    """Its values that the first does not have, in words."""
+    triples = zip(paths, group.values, first.values, strict=True)
+    return ", ".join(field_in_words(path, value) for path, value, other in triples if repr(value) != repr(other))
 
 
 def _lead(groups: Sequence[Group], names: Sequence[str], measure: str) -> str:

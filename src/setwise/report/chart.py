@@ -190,9 +190,9 @@ def intervals(title: str, rows: Sequence[Interval], *, other: str, note: str = "
         )
     foot = f'<tr><td></td><td class="bar"><svg aria-hidden="true">{marks}</svg></td><td></td><td></td></tr>'
     return (
-        f'<figure>{caption(title)}{small(note)}<table class="intervals"><thead>{foot}</thead><tbody>\n'
+        f'<figure>{caption(title)}<table class="intervals"><thead>{foot}</thead><tbody>\n'
         + "\n".join(lines)
-        + f"\n</tbody><tfoot>{foot}</tfoot></table></figure>"
+        + f"\n</tbody><tfoot>{foot}</tfoot></table>{small(note)}</figure>"
     )
 
 

@@ -90,6 +90,7 @@ summary{cursor:pointer}
 .beside{display:inline-block;vertical-align:top;margin:.6rem 1.8rem .6rem 0}
 .gallery .first img{outline:3px solid var(--link);outline-offset:-3px}
 pre{overflow-x:auto;font-size:.85rem}
+@media (max-width:30rem){nav{flex-wrap:nowrap;overflow-x:auto;white-space:nowrap}}
 @media (max-width:30rem){.gallery{gap:.6rem}.gallery li{width:calc(33.3% - .4rem)}.beside{display:block}}
 @media (max-width:30rem){.scroll thead{display:none}.scroll table,.scroll tbody,.scroll tr{display:block}
 .scroll tr{padding:.3rem .6rem;border-top:1px solid var(--line)}
