@@ -261,7 +261,7 @@ def paying(found: Found) -> str:
             parts.append(f"![Differences with their intervals, factor by factor]({picture_of(one).name})")
         table = map_table(one)
         parts.append(part_of(table, *columns) if table.rows else "")
-    return "\n\n".join(filter(None, parts)) or text("Not run yet.", left_of_map("cifar10"))
+    return "\n\n".join(filter(None, parts)) or text(left_of_map("cifar10"))
 
 
 def evidence_views(found: Found) -> str:
@@ -332,9 +332,9 @@ def changes(found: Found) -> str:
 def missing(found: Found) -> str:
     """The parts of the paper that lack runs, and what they cost."""
     table = missing_table(every_part())
-    words = text(missing_answer(every_part()), table.note)
+    words = text(f"{missing_answer(every_part())}.", table.note)
     rows = [[*others, f"`{command}`"] for *others, command in picked(table, *table.columns)]
-    return f"{words}\n\n{markdown(table.columns, rows)}" if rows else missing_answer(every_part())
+    return f"{words}\n\n{markdown(table.columns, rows)}" if rows else words
 
 
 def safe(found: Found) -> str:

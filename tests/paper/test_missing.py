@@ -50,7 +50,7 @@ def test_every_cell_of_the_paper_has_its_cost(results):
     assert len(tuned.left) == 12 * 3 + 3 * 3, "trials, and the best ones tested"
     minutes = (12 * 3 * 50 * 352 + 3 * 3 * STEPS) * 2.0 / 60e3  # 50 epochs of 45,000 images, 200 of all
     assert tuned.minutes == pytest.approx(minutes)
-    words = "Left of `setwise reproduce tuning tuned --data cifar10 --only resnet32`: 45 runs, 45 GPU minutes."
+    words = "Not run: 45 runs of `setwise reproduce tuning tuned --data cifar10 --only resnet32`, 45 GPU minutes."
     assert (round(minutes), tuned.sentence) == (45, words)
     assert len(part_of(found, "tuned", "cifar10", "conv4").left) == 24 * 5 + 5 * 10
 
@@ -106,7 +106,7 @@ def test_the_page_and_its_files_say_it(results, keep, tree_of, tmp_path):
     files = report(results, tmp_path / "out")
     texts = tree_of(files[0].read_text())
     assert "Not run" in texts.texts("h2")
-    assert missing_answer(parts(results)) in texts.texts("p")
+    assert missing_answer(parts(results)) in texts.texts("strong")
     with (tmp_path / "out" / "not-run.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     assert "Figure 2: CIFAR-10, ResNet-32" in {row["part"] for row in rows}

@@ -174,7 +174,7 @@ def left(results):
 
 def test_a_part_of_it_is_shown_and_what_is_left_is_said(tmp_path):
     results = tmp_path / "results"
-    assert left(results) == "Left of `setwise reproduce map --data cifar10`: 665 runs."
+    assert left(results) == "Not run: 665 runs of `setwise reproduce map --data cifar10`."
     assert make(results, "-dimensions-8-qare", "-dimensions-8-plain") == 10
     one = found(results)
     assert (one.gains[0].first, one.tested) == (None, [])

@@ -52,7 +52,9 @@ class Part:
     @property
     def sentence(self) -> str:
         """What is left, in words; "" for nothing."""
-        return f"Left of `{self.command}`: {_in_words(self.left)}." if self.left else ""
+        if not self.left:
+            return ""
+        return f"Not run: {count(len(self.left), 'run')} of `{self.command}`{_cost(self.left)}."
 
 
 def parts(results: Path) -> list[Part]:
@@ -110,18 +112,22 @@ def missing_table(some: Sequence[Part]) -> Table:
         minutes = None if part.minutes is None else f"{part.minutes:,.0f}" if part.minutes >= 1 else "< 1"
         rows.append([part.title, made, minutes, part.command])
     columns = ("part", "runs made", "GPU minutes left", "command")
-    return Table("not-run", columns, rows, "Not run, and what it costs", NOTE, wrap=True)
+    return Table("not-run", columns, rows, missing_answer(some), NOTE, wrap=True)
 
 
 def missing_answer(some: Sequence[Part]) -> str:
-    """How much is left in all, in a sentence."""
+    """How much is left in all, in words."""
     left = {path: seconds for part in some for path, seconds in part.left.items()}
-    return f"Not run, of the paper and of what follows from it: {_in_words(left)}." if left else "Every run is made."
+    return (
+        f"Of the paper and what follows from it: {count(len(left), 'run')}{_cost(left)}"
+        if left
+        else "Every run is made"
+    )
 
 
-def _in_words(left: Mapping[Path, float | None]) -> str:
+def _cost(left: Mapping[Path, float | None]) -> str:
     minutes = _minutes(list(left.values()))
-    return count(len(left), "run") + (f", {minutes:,.0f} GPU minutes" if minutes else "")
+    return f", {minutes:,.0f} GPU minutes" if minutes else ""
 
 
 def table1_not_run(unmade: Costs) -> Table:

@@ -21,7 +21,6 @@ from setwise.paper.missing import (
     Part,
     claims_not_run,
     costs,
-    missing_answer,
     missing_table,
     part_of,
     parts,
@@ -144,10 +143,11 @@ def make_page(
     swept, figure = [sweep for group in groups for sweep in sweeps(group)], part_of(wanted, "fig-beta", "cifar10")
     if swept:
         page.heading("Accuracy against QARe's weight (Figure 2)")
-        say_left(figure)
         for sweep in swept:
             sweep_onto(page, sweep)
             put(sweep_table(sweep))
+        if figure and figure.left:
+            page.text(f"{figure.title}. {figure.sentence}")
     chosen, changes = [group for group in groups if is_ablation(group)], changes_table(groups)
     if chosen or changes:
         page.heading("One change at a time")
@@ -182,7 +182,6 @@ def make_page(
             put(cost_table(timing))
     if any(part.left for part in wanted):
         page.heading("Not run")
-        page.text(missing_answer(wanted))
         put(missing_table(wanted))
     if groups:
         page.heading("Learning curves")
