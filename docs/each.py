@@ -122,7 +122,7 @@ def term_page(name: str) -> str:
     parts = [
         f"# {name}",
         f"*{entry.about}*",
-        f"**Use it** {row['use it']}. It pushes for {row['pushes for']}. {pairs}",
+        f"**Use it** {row['use it']}. What it pushes for: {row['pushes for']}. {pairs}",
         f"{row['formula']} &emsp; ([what the letters mean](../terms.md#what-they-push-for))",
         f"```\nsetwise pretrain --term {name}=1\n```",
         in_python(name),
