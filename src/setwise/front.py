@@ -23,23 +23,24 @@ from torch import Tensor, nn
 import setwise.records as records
 import setwise.register as register
 import setwise.runs as runs
-from setwise.checks import see
+from setwise.checks import imported, see
 from setwise.data import ImageSet, PairSet
 from setwise.data.api import Where
 from setwise.data.formats.folder import CPU_SIDE
 from setwise.data.formats.folder import NAME as IMAGE_FOLDER
 from setwise.data.loading import source_of
+from setwise.encoders.backbones import WANTED
 from setwise.evaluation.embedding import EmbeddingTable
 from setwise.evaluation.features import extract, frozen
-from setwise.losses.objective import Choice
 from setwise.paper.recipes import recipe as recipe_by_name
 from setwise.recipe import SHORT, Recipe, source_entry, trust
 from setwise.runs.pretraining import PYTHON
 from setwise.training import checkpoint as checkpoints
 from setwise.training.checkpoint import Checkpoint
 from setwise.training.libraries import waken
+from setwise.training.loggers import read_loggers
 from setwise.training.loop import FILE as CHECKPOINT
-from setwise.training.loop import RunOptions, check_no_run
+from setwise.training.loop import RunOptions, check_no_run, check_place
 from setwise.training.processes import join, leave
 
 DEFAULT = "paper/digits-conv4-simclr-qare"  # of data sets by name
@@ -52,6 +53,7 @@ PAIRS = {  # of pairs, by what their first side is made of
 }
 FILES = {"feature-pairs": "features", "captions": "images", "halves": "halves"}  # kinds of sources that are not ids
 Place = str | os.PathLike[str]
+LIBRARIES = {"timm/": "timm", "torchvision/": "torchvision.models"}  # of encoders, by how their names begin
 OWN = "sw.data.from_images makes an ImageSet of files, arrays and data sets"
 LoggerChoice = str | Mapping[str, object]  # its name, or a table of "name" and its options
 
@@ -213,16 +215,16 @@ def pretrain(
         if value is not None
     }
     plan = recipe if isinstance(recipe, Plan) else compose(recipe, wanted, terms, kind=kind)
-    for logger in loggers:
-        Choice.read(register.logger, logger)  # an unknown one raises now
+    # What cannot work raises now: to read many images first takes minutes.
+    more: Any = tuple(loggers)
+    read_loggers(more)
     folder = Path("runs", plan.name, f"seed-{seed}") if out is None else Path(out)
     place = None if root is None else Path(root)
     if not resume:
-        check_no_run(folder)  # now: to read many images first takes minutes
+        check_no_run(folder)
     alone = not (dist.is_available() and dist.is_initialized())
     processes, where = join(runs.choose_device(device))
     waken(where)
-    more: Any = tuple(loggers)
     how = RunOptions(
         where,
         resume=resume,
@@ -238,6 +240,9 @@ def pretrain(
         chosen, changes = plan.recipe, plan.changes
         if changes is not None and resume and (folder / CHECKPOINT).exists():  # it keeps what it chose
             chosen, changes = checkpoints.load(folder).recipe.changed(changes), None
+        if processes.first:
+            check_place(folder)
+        _check_packages(chosen)
         source = chosen.data.source
         file = "pairs" in source_entry(source).takes and Path(source).is_file()
         if source not in register.data and (file or Path(source).is_dir()):  # the run finds its data from elsewhere too
@@ -258,6 +263,14 @@ def pretrain(
         if alone:
             leave()
     return load_run(folder) if processes.first else Run(folder)
+
+
+def _check_packages(recipe: Recipe) -> None:
+    """Raise if the recipe's encoders are of a library that is not here."""
+    for encoder in filter(None, (recipe.encoder, recipe.second_encoder)):
+        for family, module in LIBRARIES.items():
+            if encoder.name.startswith(family):
+                imported(module, *WANTED)
 
 
 def load_run(folder: Place) -> Run:

@@ -1,6 +1,7 @@
 """What a run on one's own images chooses, and that a person's word counts more."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,35 @@ def test_a_form_of_images_that_is_not_taken_is_told_what_makes_it_one(photos):
     with pytest.raises(ValueError, match="got list; sw.data.from_images"):
         run.embed(files)
     assert sw.load_run("from-files/checkpoint.safetensors") == run
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--encoder timm/vit_tiny_patch16_224", "expected the package timm"),
+        ("--encoder torchvision/resnet18", "expected the package torchvision"),
+        ("--logger wandb", "expected the package wandb"),
+        ("--logger tensorboard", "expected the package tensorboard"),
+        ("--out taken", "expected to use taken, got: File exists"),
+        ("--out taken/run", "expected to use taken/run, got: Not a directory"),
+    ],
+)
+def test_what_cannot_work_is_told_before_any_image_is_read(photos, monkeypatch, words, message):
+    for package in ("timm", "torchvision", "torchvision.models", "wandb", "tensorboard"):
+        monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.setattr("setwise.runs.pretraining.load", lambda *_, **__: pytest.fail("images were read"))
+    Path("taken").touch()
+    with pytest.raises(SystemExit, match=message):
+        main(["pretrain", "photos", "--device", "cpu", *words.split()])
+    assert sorted(map(str, Path().iterdir())) == ["photos", "taken"], "no empty folder is left"
+
+
+def test_a_page_that_cannot_be_written_is_told_before_any_image_is_embedded(photos, monkeypatch):
+    monkeypatch.setattr("setwise.runs.embed", lambda *_, **__: pytest.fail("images were embedded"))
+    Path("taken").touch()
+    for command in (["map", "run", "photos"], ["neighbours", "run", "photos", "--query", "photos/00.png"]):
+        with pytest.raises(SystemExit, match="expected to use taken, got: File exists"):
+            main([*command, "--device", "cpu", "--out", "taken/page.html"])
 
 
 def test_a_person_decides_against_it(photos, capsys):

@@ -23,10 +23,12 @@ def map_images(
     """Draw a map of the images: clusters, near-duplicates and outliers on one page."""
     import setwise.runs as runs
     from setwise.report.map_page import write_map
+    from setwise.training.loop import check_place
 
     where = runs.choose_device(device)
-    table = runs.embed(run, data, device=where, root=root, skip_broken=skip_broken, follow_links=follow_links)
     path = out or runs.home(run) / "map.html"
+    check_place(path.parent)  # before anything is computed
+    table = runs.embed(run, data, device=where, root=root, skip_broken=skip_broken, follow_links=follow_links)
     write_map(
         path,
         table,

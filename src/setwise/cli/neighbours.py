@@ -23,8 +23,11 @@ def neighbours(
     import setwise.runs as runs
     from setwise.report.neighbours_page import write_neighbours
     from setwise.terminal import visible
+    from setwise.training.loop import check_place
 
     where = runs.choose_device(device)
+    path = out or runs.home(run) / "neighbours.html"
+    check_place(path.parent)  # before anything is computed
     table = runs.embed(run, data, device=where, root=root, skip_broken=skip_broken, follow_links=follow_links)
     found = runs.neighbours(run, table, query, count=count, device=where)
     for one in found:
@@ -32,6 +35,5 @@ def neighbours(
         for row, cosine in zip(one.rows, one.cosines, strict=True):
             label = f"  {table.labels[row]}" if table.labels else ""
             print(visible(f"  {cosine:.4f}  {table.paths[row]}{label}"))
-    path = out or runs.home(run) / "neighbours.html"
     write_neighbours(path, table, found, encoder=runs.title_of(run))
     print(path)

@@ -84,8 +84,10 @@ class Csv(_Lines):
 class TensorBoard:
     """Needs the package tensorboard."""
 
+    needs = "tensorboard"
+
     def __init__(self, folder: Path, history: Sequence[Row]) -> None:
-        imported("tensorboard", "tensorboard", "or leave --logger tensorboard out")
+        _needed(self)
         from torch.utils.tensorboard import SummaryWriter
 
         self.board: Any = SummaryWriter(str(folder / "tensorboard"), purge_step=len(history) + 1)
@@ -104,10 +106,12 @@ class TensorBoard:
 class WeightsAndBiases:
     """Needs the package wandb; a run that is resumed goes on under the same id."""
 
+    needs = "wandb"
+
     def __init__(
         self, folder: Path, history: Sequence[Row], *, project: str = "setwise", mode: str = "offline"
     ) -> None:
-        wandb = imported("wandb", "wandb", "or leave --logger wandb out")
+        wandb = _needed(self)
         self.run = wandb.init(project=project, mode=mode, dir=str(folder), id=folder.resolve().name, resume="allow")
 
     def epoch(self, row: Row) -> None:
@@ -123,8 +127,10 @@ class WeightsAndBiases:
 class MLflow:
     """Needs the package mlflow."""
 
+    needs = "mlflow"
+
     def __init__(self, folder: Path, history: Sequence[Row], *, experiment: str = "setwise") -> None:
-        self.mlflow = imported("mlflow", "mlflow", "or leave --logger mlflow out")
+        self.mlflow = _needed(self)
         if "MLFLOW_TRACKING_URI" not in os.environ:
             self.mlflow.set_tracking_uri((folder / "mlruns").resolve().as_uri())
         self.mlflow.set_experiment(experiment)
@@ -140,12 +146,26 @@ class MLflow:
         self.mlflow.end_run()
 
 
+def _needed(logger: Any) -> Any:
+    """The package that a logger needs, if it needs one; an error if that is not here."""
+    name = getattr(logger, "needs", None)
+    return name and imported(name, name, f"or leave --logger {name} out")
+
+
+def read_loggers(chosen: Sequence[str | Mapping[str, Any]]) -> dict[str, Choice]:
+    """What was chosen, by name; an unknown one and one whose package is missing raise now."""
+    choices = {choice.name: choice for choice in (Choice.read(register.logger, one) for one in chosen)}
+    for name in choices:
+        _needed(register.logger[name].make)
+    return choices
+
+
 @contextmanager
 def open_loggers(
     folder: Path, history: Sequence[Row], chosen: Sequence[str | Mapping[str, Any]]
 ) -> Iterator[list[Logger]]:
     """One logger for each name, or for each table {"name": "wandb", "project": "mine"}; closed at the end."""
-    choices = {choice.name: choice for choice in (Choice.read(register.logger, one) for one in chosen)}
+    choices = read_loggers(chosen)
     with ExitStack() as stack:
         loggers: list[Logger] = []
         for choice in choices.values():

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryFile
 from types import FrameType
 from typing import Any
 
@@ -336,6 +337,21 @@ def check_no_run(folder: Path) -> None:
             f"expected no run in {folder}, got {FILE} there; "
             f"add --resume to go on with it, or give another --out, {see('how-to/errors#resume')}"
         )
+
+
+def check_place(folder: Path) -> None:
+    """Raise an OSError if nothing can be written in the run's folder; what is made to try it goes away again."""
+    made = [place for place in (folder, *folder.parents) if not place.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise type(error)(error.errno, error.strerror, str(folder)) from error
+    finally:
+        for place in made:
+            with contextlib.suppress(OSError):
+                place.rmdir()
 
 
 def _earlier_checkpoint(path: Path, recipe: Recipe, seed: int, data: TrainingSet) -> Checkpoint:
