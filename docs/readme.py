@@ -20,7 +20,7 @@ from setwise.paper.ablation import ablation_answer, ablation_table, is_ablation
 from setwise.paper.claims import CLAIMS, claims, compared, counted, differences, surviving, verdicts
 from setwise.paper.collected import Group, collect, groups, probed
 from setwise.paper.figures import sweep_answer, sweep_table, sweeps
-from setwise.paper.missing import Part, claims_not_run, missing_answer, missing_table, parts
+from setwise.paper.missing import Part, claims_not_run, costs, missing_answer, missing_table, parts
 from setwise.paper.missing import part_of as wanted
 from setwise.paper.numbers import word
 from setwise.paper.paying import Map, map_answer, map_rows, map_table, maps
@@ -215,7 +215,7 @@ def tuned(found: Found) -> str:
     """What set-level terms add once every objective is tuned."""
     parts = []
     for setting in settings(collect(RESULTS)[0], found):
-        tests = part_of(tuned_table(setting)) if setting.tested else ""
+        tests = part_of(tuned_table(setting, costs(every_part()))) if setting.tested else ""
         left = wanted(every_part(), "tuned", setting.data, setting.encoder)
         words = text(tuned_answer(setting), left.sentence if left else "")
         parts += [words, tests, part_of(trials_table(setting))]

@@ -6,11 +6,12 @@ import json
 import pytest
 
 from setwise.paper.claims import by_claim
-from setwise.paper.collected import collect, groups
+from setwise.paper.collected import Row, collect, groups
 from setwise.paper.missing import claims_not_run, costs, missing_answer, missing_table, part_of, parts, table1_not_run
 from setwise.paper.numbers import CLASSIFICATION, MATCHING
 from setwise.paper.report import report
 from setwise.paper.tables import not_run, overview
+from setwise.paper.tuned import Setting, Tuned, tuned_table
 
 MS = {"conv4": 0.5, "resnet32": 2.0}
 STEPS = 200 * 391  # epochs, batches of 128 of 50,000 images
@@ -53,6 +54,13 @@ def test_every_cell_of_the_paper_has_its_cost(results):
     words = "Not run: 45 runs of `setwise reproduce tuning tuned --data cifar10 --only resnet32`, 45 GPU minutes."
     assert (round(minutes), tuned.sentence) == (45, words)
     assert len(part_of(found, "tuned", "cifar10", "conv4").left) == 24 * 5 + 5 * 10
+
+
+def test_a_winner_that_is_not_tested_has_its_cost(results):
+    objectives = [Tuned(term, 24, None, Row("simclr", ""), None) for term in ("plain", "gap")]
+    table = tuned_table(Setting("cifar10", "conv4", tuple(objectives), ()), costs(parts(results)))
+    words = f"not run: {10 * STEPS * 0.5 / 60e3:,.0f} min"
+    assert [row[2] for row in table.rows] == [words, words], "ten seeds of 200 epochs each"
 
 
 def test_a_run_is_taken_off_and_its_cell_is_measured(results, keep):

@@ -160,7 +160,7 @@ def make_page(
         for setting in tuned:
             page.text(tuned_answer(setting))
             say_left(part_of(wanted, "tuned", setting.data, setting.encoder))
-            put(tuned_table(setting) if setting.tested else None, trials_table(setting))
+            put(tuned_table(setting, unmade) if setting.tested else None, trials_table(setting))
     if mapped:
         page.heading("Where does it pay?")
         for one in mapped:

@@ -10,7 +10,9 @@ from setwise.paper.collected import Group, Row, Run
 from setwise.paper.figures import count
 from setwise.paper.numbers import word
 from setwise.paper.objectives import weight_of
-from setwise.paper.tuning import EPOCHS, TERMS, TRIALS, VALIDATION
+from setwise.paper.recipes import Cell as Place
+from setwise.paper.tables import NOTHING, Costs, not_run
+from setwise.paper.tuning import EPOCHS, TERMS, TRIALS, VALIDATION, tested
 from setwise.records.statistics import PairedDifference, paired_difference
 from setwise.report.tables import NOTE, Cell, Table, shown
 
@@ -142,12 +144,14 @@ def _as_released(row: Row) -> bool:
     return (row.base, row.term, row.suffix) == (BASE, "qare", "")
 
 
-def tuned_table(setting: Setting) -> Table:
-    """What each term adds to SimCLR with and without tuning."""
+def tuned_table(setting: Setting, costs: Costs = NOTHING) -> Table:
+    """What each term adds to SimCLR with and without tuning; ``costs`` of tests that are not run."""
+    name = Place("classification", FORM, setting.data, setting.encoder, BASE).name
     columns = ("objective", "n", "test accuracy", "difference to tuned SimCLR", "without tuning", "from")
     rows: list[list[Cell]] = []
     for one in setting.objectives:
-        cells: list[Cell] = [one.label, len(one.tests.runs) or None, one.tests.mean(MEASURE), setting.difference(one)]
+        accuracy = one.tests.mean(MEASURE) or not_run(costs, (name, tested(one.term)))
+        cells: list[Cell] = [one.label, len(one.tests.runs) or None, accuracy, setting.difference(one)]
         rows.append([*cells, *(one.untuned or (None, None))])
     title = f"Every objective tuned: {setting.title}"
     return Table(f"tuned-{setting.data}-{setting.encoder}", columns, rows, title, f"{NOTE} {TUNED}")
