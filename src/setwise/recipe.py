@@ -76,6 +76,7 @@ class Head:
 
     hidden: int = 256  # width of its hidden layer, and of DeepCluster's classifier
     out: int = 64  # dimensions of the embeddings
+    layers: int = 2  # linear ones, for methods that have no number of their own; of one alone nothing is hidden
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,9 @@ COMPARING = {"objective", "terms", "views"}  # what methods take that compare vi
 LEAST = {
     **dict.fromkeys(("epochs", "data.validation", "data.split_seed", "evaluation.patches"), 0),
     **dict.fromkeys(("optimizer.momentum", "optimizer.weight_decay", "schedule.warmup"), 0),
-    **dict.fromkeys(("batch", "parts", "head.hidden", "head.out", "data.instances", "data.imbalance"), 1),
+    **dict.fromkeys(
+        ("batch", "parts", "head.hidden", "head.out", "head.layers", "data.instances", "data.imbalance"), 1
+    ),
     "data.wrong_partners": 0,
     **dict.fromkeys(("evaluation.probe.epochs", "evaluation.probe.batch"), 1),
 }

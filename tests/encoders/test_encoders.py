@@ -51,6 +51,45 @@ def test_features_are_those_of_the_layers_one_by_one(name, training):
     torch.testing.assert_close(model.rest(first), expected)
 
 
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_quick_is_its_layers_one_by_one(depth):
+    torch.manual_seed(0)
+    model = sw.encoders.create("quick", channels=1, widths=(4, 6, 5), depth=depth).double()
+    images = torch.randn(3, 1, 16, 24).double()
+    gelu, x = nn.GELU(), model.stem(images)
+    for stage in model.stages:
+        x = y = gelu(stage.norms[0](nn.MaxPool2d(2)(stage.convs[0](x))))
+        if depth > 1:
+            y = stage.norms[1](stage.convs[1](y))
+        if depth > 2:
+            y = x + stage.norms[2](stage.convs[2](gelu(y)))
+        x = gelu(y) if depth > 1 else y
+    assert x.shape == (3, 5, 2, 3)
+    torch.testing.assert_close(model(images), x.mean((2, 3)))
+    # 9 weights for each pair of channels, two numbers for each norm.
+    pairs = [(1, 32), (32, 4), (4, 6), (6, 5)]
+    more = sum((depth - 1) * (9 * n * n + 2 * n) for n in (4, 6, 5))
+    assert sum(p.numel() for p in model.parameters()) == sum(9 * a * b + 2 * b for a, b in pairs) + more
+
+
+def test_quick_says_what_it_takes():
+    for widths in ((4, 6), (4, 0, 2)):
+        with pytest.raises(ValueError, match="expected three positive integers as widths, such as 128,384,512, got"):
+            sw.encoders.create("quick", widths=widths)
+    with pytest.raises(ValueError, match="expected depth to be a positive integer, got 0"):
+        sw.encoders.create("quick", depth=0)
+
+
+@pytest.mark.parametrize("layers", [1, 2, 4])
+def test_a_head_has_as_many_linear_layers_as_said(layers):
+    head = sw.encoders.projection_head(7, 5, 3, layers=layers)
+    widths = [(m.in_features, m.out_features) for m in head if isinstance(m, nn.Linear)]
+    assert widths == {1: [(7, 3)], 2: [(7, 5), (5, 3)], 4: [(7, 5), (5, 5), (5, 5), (5, 3)]}[layers]
+    assert [type(m) for m in head] == [nn.Linear, nn.BatchNorm1d, nn.LeakyReLU] * (layers - 1) + [nn.Linear]
+    made = sw.Parts(Recipe.read({"head": {"layers": layers}}), sw.data.load("digits", split="train")).head()
+    assert sum(isinstance(m, nn.Linear) for m in made) == layers
+
+
 @pytest.mark.parametrize("depth", [8, 32, 56])
 def test_depth_counts_the_layers_with_weights(depth):
     layers = [m for m in sw.encoders.create(f"resnet{depth}").modules() if isinstance(m, (nn.Conv2d, nn.Linear))]

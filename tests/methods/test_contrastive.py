@@ -53,6 +53,38 @@ def test_small_views_are_compared_with_large_ones(name):
     torch.testing.assert_close(terms["loss"], sum(pairs) / 5)
 
 
+@pytest.mark.parametrize("small", [0, 2])
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_each_view_against_the_mean_of_the_others(name, small):
+    data, rows, keys = sw.data.load("digits"), torch.arange(12), {"seed": torch.tensor(1), "epoch": torch.tensor(2)}
+    own = {"name": "contrastive", "views": 3, "small": small, "small_side": 0.75, "against": "mean"}
+    method = sw.methods.create(
+        Recipe.read({"method": own, "encoder": "resnet8", "objective": OBJECTIVES[name]}), data
+    ).double()
+    batch = sw.Batch(data.images[rows], rows, data.labels[rows], **keys, dtype=torch.float64)
+    joined = method.crops.joined(method.encode(batch))
+    unit = [x / x.norm(dim=1, keepdim=True) for x in (*method.head(joined).chunk(3 + small), *joined.chunk(3 + small))]
+    z, h = unit[: 3 + small], unit[3 + small :]
+    losses = []
+    for i in range(3 + small):
+        others = [j for j in range(3) if j != i]
+        mean_z, mean_h = (sum(x[j] for j in others) / len(others) for x in (z, h))
+        more = [(h[i], mean_h)] if name == "features" else []
+        losses.append(method.loss(z[i], mean_z, *more))
+    torch.testing.assert_close(method.compare(method.encode(batch), batch)["loss"], sum(losses) / (3 + small))
+
+
+def test_of_two_views_the_mean_is_the_other_one():
+    data, rows, keys = sw.data.load("digits"), torch.arange(12), {"seed": torch.tensor(1), "epoch": torch.tensor(2)}
+    batch = sw.Batch(data.images[rows], rows, data.labels[rows], **keys, dtype=torch.float64)
+    found = {}
+    for against in ("each", "mean"):
+        tree = {"method": {"name": "contrastive", "against": against}, "objective": "nt-xent"}
+        torch.manual_seed(0)
+        found[against] = sw.methods.create(Recipe.read(tree), data).double()(batch)["loss"]
+    torch.testing.assert_close(found["mean"], found["each"])  # whose two sides are alike
+
+
 def test_the_number_of_views_is_an_option():
     data = sw.data.load("digits")
     recipe = Recipe.read({"method": {"name": "contrastive", "views": 4}})

@@ -88,12 +88,53 @@ def test_smaller_views():
         replace(views, size=(8, 0))
 
 
+def test_parts_are_pixels_of_the_image_as_they_are():
+    """Each is found in its image, in a place that differs between views, samples, epochs and seeds alone."""
+    generator, keys = torch.Generator().manual_seed(5), {"seed": 1, "epoch": 4}
+    images, rows = torch.randint(256, (40, 3, 12, 14), generator=generator, dtype=torch.uint8), torch.arange(40)
+    views = Views(crop="part", size=(5, 6))
+    found = views.several(images, 3, first=1, samples=rows, **keys)
+    assert found.shape == (3, 40, 3, 5, 6)
+    windows = images.float().div(255).unfold(2, 5, 1).unfold(3, 6, 1)  # [B, C, 8, 9, 5, 6]
+    same = (windows - found[:, :, :, None, None]).abs().amax((2, 5, 6)) < 1e-6  # [V, B, 8, 9]
+    assert (same.flatten(2).sum(2) == 1).all()
+    places = same.flatten(2).int().argmax(2)
+    assert len(places.unique()) > 50, "of the 72 places, 120 draws leave 13 or 14 out"
+    assert all((places[i] != places[j]).sum() > 30 for i, j in ((0, 1), (0, 2), (1, 2)))
+    again = views.several(images[7:9], 1, first=2, samples=rows[7:9], **keys)
+    assert torch.equal(again[0], found[1, 7:9]), "whichever batch it is drawn in"
+    other = views.several(images, 3, first=1, samples=rows, seed=1, epoch=5)
+    assert (other != found).flatten(2).any(2).sum() > 100
+    mirrored = replace(views, flip=1.0).several(images, 3, first=1, samples=rows, **keys)
+    torch.testing.assert_close(mirrored, found.flip(-1))
+    last = views.several(images, 3, samples=rows, channels_last=True, dtype=torch.bfloat16, **keys).flatten(0, 1)
+    assert last.is_contiguous(memory_format=torch.channels_last)
+    whole = replace(views, size=None).several(images, 2, samples=rows, **keys)
+    assert torch.equal(whole, Views().several(images, 2, samples=rows, **keys)), "without a size all of it"
+    with pytest.raises(ValueError, match=r"expected views of at most \(12, 14\), the images' size, got \(13, 2\)"):
+        replace(views, size=(13, 2)).several(images, 2, samples=rows, **keys)
+    with pytest.raises(ValueError, match="expected crop to be one of 'none', 'resized', 'padded', got 'part'"):
+        views.draw(rows, (12, 14), **keys)
+
+
+def test_colours_of_parts_are_drawn_for_each_view():
+    images, rows, keys = batch(6), torch.arange(6), {"seed": 1, "epoch": 4}
+    views = replace(preset("self-supervised"), crop="part", size=(9, 9))
+    found = views.several(images, 2, samples=rows, **keys)
+    plain = replace(views, jitter=0.0, grey=0.0, flip=0.0)
+    for view, cut in enumerate(plain.several(images, 2, samples=rows, **keys)):
+        bytes_of = (cut * 255).round().byte()  # the cut parts again, whose colours the same numbers decide
+        expected = replace(views, crop="none", size=None)(bytes_of, samples=rows, view=view, **keys)
+        torch.testing.assert_close(found[view], expected)
+
+
 def test_views_have_the_size_of_their_part_of_training():
     views = replace(preset("modern"), early=(12, 24), until=(0.25, 0.75))
     sizes = {share: views.at(share).size for share in (0.0, 0.24, 0.25, 0.74, 0.75, 1.0)}
     assert sizes == {0.0: (12, 12), 0.24: (12, 12), 0.25: (24, 24), 0.74: (24, 24), 0.75: None, 1.0: None}
     assert preset("modern").at(0.0) == preset("modern")
-    assert replace(views, size=(8, 8)).at(0.0).size == (8, 8), "multi-crop's small views keep theirs"
+    grown = replace(views, size=(26, 28))
+    assert [grown.at(share).size for share in (0.0, 0.5, 0.75)] == [(12, 12), (24, 24), (26, 28)], "the size comes last"
     for early, until in (((12,), ()), ((12, 24), (0.5, 0.5)), ((12,), (0.0,)), ((12,), (1.0,)), ((12, 24), (0.7, 0.3))):
         with pytest.raises(ValueError, match="expected until to have a share of training between 0 and 1"):
             replace(preset("modern"), early=early, until=until)

@@ -17,6 +17,7 @@ from setwise.encoders.conv4 import Conv4  # first, as in every list of encoders
 # isort: split
 from setwise.encoders.backbones import Backbone, backbone, fitting_size, to_torchvision
 from setwise.encoders.heads import normed_head, projection_head
+from setwise.encoders.quick import Quick
 from setwise.encoders.resnet import CifarResNet, ResNet, stem_for
 from setwise.encoders.vectors import MLP, Bag
 from setwise.losses.objective import Choice
@@ -26,6 +27,7 @@ __all__ = [
     "Bag",
     "CifarResNet",
     "Conv4",
+    "Quick",
     "ResNet",
     "backbone",
     "create",

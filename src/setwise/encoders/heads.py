@@ -8,14 +8,17 @@ from itertools import pairwise
 from torch import nn
 
 
-def projection_head(features: int = 64, hidden: int = 256, out: int = 64) -> nn.Sequential:
-    """The paper's head: Linear → BatchNorm → LeakyReLU → Linear.
+def projection_head(features: int = 64, hidden: int = 256, out: int = 64, *, layers: int = 2) -> nn.Sequential:
+    """The paper's head: Linear → BatchNorm → LeakyReLU → Linear. With more ``layers`` the first three come again.
 
     Examples:
         >>> sw.encoders.projection_head(64, 256, 32)(torch.zeros(2, 64)).shape
         torch.Size([2, 32])
     """
-    return nn.Sequential(nn.Linear(features, hidden), nn.BatchNorm1d(hidden), nn.LeakyReLU(), nn.Linear(hidden, out))
+    modules: list[nn.Module] = []
+    for width in [features, *[hidden] * (layers - 2)][: layers - 1]:
+        modules += [nn.Linear(width, hidden), nn.BatchNorm1d(hidden), nn.LeakyReLU()]
+    return nn.Sequential(*modules, nn.Linear(hidden if modules else features, out))
 
 
 def normed_head(widths: Sequence[int], *, norm_last: bool = False) -> nn.Sequential:

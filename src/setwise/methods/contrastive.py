@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import combinations
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -12,6 +14,7 @@ from setwise.losses.combined import SetContrastive
 from setwise.losses.parallel import Processes, distributed
 from setwise.methods.crops import Crops
 from setwise.methods.method import Batch, Method, Parts
+from setwise.similarity import normalize
 
 
 @register.method(
@@ -23,7 +26,8 @@ class Contrastive(Method):
     """Any ``loss(z_a, z_b)`` on the head's embeddings of the views; BatchNorm sees all of one size as one batch.
 
     Of more than two views, the mean over all pairs of them. ``small`` views of ``small_area`` of an image, in
-    ``small_side`` of its pixels each way, are compared with each large one (multi-crop).
+    ``small_side`` of its pixels each way, are compared with each large one (multi-crop). With ``against="mean"`` each
+    view is compared once, with the mean of its image's other large ones, all of unit length: for many views.
     """
 
     def __init__(
@@ -34,8 +38,10 @@ class Contrastive(Method):
         small: int = 0,
         small_side: float = 0.5,
         small_area: tuple[float, float] = (0.05, 0.4),
+        against: Literal["each", "mean"] = "each",
     ) -> None:
         super().__init__()
+        self.against = against
         self.encoder, self.head, self.loss = parts.encoder, parts.head(), parts.loss()
         self.crops = Crops(parts, views=views, small=small, small_side=small_side, small_area=small_area)
         self.views = parts.views
@@ -48,8 +54,13 @@ class Contrastive(Method):
         """The loss, and its pairwise and set-level parts where it has them. The head sees the whole batch."""
         joined, total = self.crops.joined(encoded), self.crops.total
         z, h = self.head(joined).chunk(total), joined.chunk(total)
-        pairs = [(i, j) for i, j in combinations(range(total), 2) if i < self.crops.count]
-        found = [self._terms(z[i], z[j], (h[i], h[j])) for i, j in pairs]
+        if self.against == "mean":
+            z, h = tuple(map(normalize, z)), tuple(map(normalize, h))
+            others_z, others_h = _means_of_others(z, self.crops.count), _means_of_others(h, self.crops.count)
+            found = [self._terms(z[i], others_z[i], (h[i], others_h[i])) for i in range(total)]
+        else:
+            pairs = [(i, j) for i, j in combinations(range(total), 2) if i < self.crops.count]
+            found = [self._terms(z[i], z[j], (h[i], h[j])) for i, j in pairs]
         if len(found) == 1:
             return found[0]
         return {name: torch.stack([one[name] for one in found]).mean() for name in found[0]}
@@ -62,3 +73,9 @@ class Contrastive(Method):
     def share(self, processes: Processes) -> None:
         """The loss becomes that of all processes' embeddings."""
         self.loss = distributed(self.loss, group=processes.group, gradient=processes.gradient)
+
+
+def _means_of_others(views: Sequence[Tensor], large: int) -> list[Tensor]:
+    """For each view [B, E] the mean of its images' large views, the first so many, without itself."""
+    total = torch.stack(list(views[:large])).sum(0)
+    return [(total - x) / (large - 1) if i < large else total / large for i, x in enumerate(views)]

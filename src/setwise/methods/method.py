@@ -79,7 +79,8 @@ class Parts:
 
     def head(self, features: int | None = None) -> nn.Module:
         """The recipe's projection head, of the encoder's ``features`` or of so many."""
-        return projection_head(features or self.features, self.recipe.head.hidden, self.recipe.head.out)
+        head = self.recipe.head
+        return projection_head(features or self.features, head.hidden, head.out, layers=head.layers)
 
     def small_views(self, *, side: float, area: tuple[float, float]) -> Views:
         """Views of parts of the images, multi-crop's: ``area`` of an image, in ``side`` of its pixels each way."""
@@ -88,7 +89,7 @@ class Parts:
         height, width = (max(1, round(side * n)) for n in self._sides[0].values.shape[2:])
         _check_takes(self.encoder, self.recipe.encoder.name, self.channels, (height, width))
         views: Views = self.views
-        return replace(views, crop="resized", area=area, size=(height, width))
+        return replace(views, crop="resized", area=area, size=(height, width), early=(), until=())
 
     def loss(self, objective: Objective | None = None) -> nn.Module:
         """The recipe's objective as a module, or another."""

@@ -102,6 +102,25 @@ def draw(
     )
 
 
+def draw_corners(
+    samples: Tensor,
+    seed: Tensor,
+    epoch: Tensor,
+    first: int,
+    count: int,
+    size: Sequence[int],
+    part: Sequence[int] | None,
+) -> Tensor:
+    """Top and left [2, V, B] of a part of each image, in ``count`` views from the ``first`` on: uniform, from block 5.
+
+    ``size`` and ``part``: height and width of the images and of their parts; without ``part`` all of it is one.
+    """
+    views = torch.arange(first, first + count, device=samples.device)[:, None]
+    top, left = words_of(samples, seed, epoch, 16 * views + 5)[:2]  # [V, B] each
+    places = [whole - one + 1 for whole, one in zip(size, part or size, strict=True)]
+    return torch.stack([below(top, places[0]), below(left, places[1])])
+
+
 def draw_blur(
     samples: Tensor,
     seed: Tensor,

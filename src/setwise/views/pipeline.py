@@ -21,7 +21,7 @@ from setwise.views import blur as plain_blur
 from setwise.views import draw as plain_draw
 from setwise.views import render as plain_render
 
-CROPS = ("none", "resized", "padded")
+CROPS = ("none", "resized", "padded", "part")
 DTYPES = (torch.float32, torch.bfloat16)
 LIMITS = {
     **dict.fromkeys(("flip", "jitter", "grey", "area", "blur", "solarize"), (0.0, 1.0)),
@@ -50,7 +50,9 @@ class Views:
     what they then hold.
     """
 
-    crop: str = "none"  # "resized": random area and aspect, enlarged to the size of the image; "padded": a shift
+    # "resized": random area and aspect, enlarged to the size of the image; "padded": a shift; "part": as many pixels as
+    # ``size`` says, from anywhere in the image, as they are.
+    crop: str = "none"
     area: tuple[float, float] = (0.08, 1.0)  # share of the image
     aspect: tuple[float, float] = (3 / 4, 4 / 3)  # width / height, uniform in its logarithm
     padding: int = 4  # pixels, black
@@ -65,9 +67,7 @@ class Views:
     sigma: tuple[float, float] = (0.1, 2.0)  # of the blur, in pixels of the view; uniform
     solarize: float | tuple[float, ...] = 0.0  # probability, of all views or of each in turn
     size: tuple[int, int] | None = None  # height and width of a view, at most the image's; the image's if none
-    early: tuple[
-        int, ...
-    ] = ()  # of views without a size: pixels a side in the first parts of training, one after another
+    early: tuple[int, ...] = ()  # instead of ``size`` in the first parts of training, one after another: pixels a side
     until: tuple[float, ...] = ()  # the share of training at which each of these parts ends
     mean: float | tuple[float, ...] = 0.0  # a number for all channels, or a tuple of one for each
     std: float | tuple[float, ...] = 1.0
@@ -107,12 +107,9 @@ class Views:
             raise ValueError(f"expected mean and std of 1 or 3 numbers each, got {self.mean!r} and {self.std!r}")
 
     def at(self, share: float) -> Views:
-        """The views when ``share`` of training is done: smaller ones before the last of ``until``.
-
-        Views with a size of their own keep it.
-        """
+        """The views when ``share`` of training is done: those of an ``early`` size before the last of ``until``."""
         part = sum(end <= share for end in self.until)
-        if self.size is not None or part == len(self.early):
+        if part == len(self.early):
             return self
         return replace(self, size=(self.early[part],) * 2)
 
@@ -168,8 +165,9 @@ class Views:
         """Parameters of view number ``view`` of the samples [B] (their places in the data set), H x W = ``size``.
 
         ``seed`` and ``epoch`` are integers or tensors [] of int64, of which the epoch counts modulo 2^32. The same
-        bits on the CPU and on a GPU.
+        bits on the CPU and on a GPU. Not of parts, which ``several`` cuts out before it draws the rest.
         """
+        check_option(self.crop, CROPS[:3], "crop")
         seed, epoch = _keys(samples, seed, epoch, view)
         ranges = self.ranges(size)
         drawn = kernels.draw(ranges, samples, seed, epoch, view, size)
@@ -268,19 +266,21 @@ class Views:
                 solarize=solarized.flatten() if any(solarize) else None,
             )
             return torch.unflatten(x, 0, (count, len(images)))
+        if self.size is not None and any(n > m for n, m in zip(self.size, images.shape[2:], strict=True)):
+            raise ValueError(f"expected views of at most {tuple(images.shape[2:])}, the images' size, got {self.size}")
+        if self.crop == "part":
+            options: Any = {"seed": seed, "epoch": epoch, "dtype": dtype, "channels_last": channels_last}
+            corners = plain_draw.draw_corners(samples, seed, epoch, first, count, images.shape[2:], self.size)
+            cut = plain_render.cut(images, corners, self.size or images.shape[2:])
+            rest = replace(self, crop="none", size=None, early=(), until=())
+            parts = [rest.several(x, 1, samples=samples, first=first + i, **options)[0] for i, x in enumerate(cut)]
+            return _stacked(torch.cat(parts), count, channels_last)
         if self.size is not None and self.size != tuple(images.shape[2:]):
-            if any(n > m for n, m in zip(self.size, images.shape[2:], strict=True)):
-                raise ValueError(
-                    f"expected views of at most {tuple(images.shape[2:])}, the images' size, got {self.size}"
-                )
             whole = replace(self, size=None).several(
                 images, count, samples=samples, seed=seed, epoch=epoch, first=first
             )
             small = interpolate(whole.flatten(0, 1), self.size, mode="bilinear", antialias=True).to(dtype)
-            if channels_last:
-                small = small.contiguous(memory_format=torch.channels_last)
-            views: Tensor = torch.unflatten(small, 0, (count, len(images)))
-            return views
+            return _stacked(small, count, channels_last)
         if samples.shape != images.shape[:1] or samples.device != images.device:
             raise ValueError(
                 f"expected samples of shape ({len(images)},) on {images.device}, one for each image, "
@@ -300,6 +300,13 @@ class Views:
         out = plain_render.apply(images, parameters, finish)
         pairs: Tensor = torch.unflatten(out, 0, (count, len(images) // count))
         return pairs
+
+
+def _stacked(x: Tensor, count: int, channels_last: bool) -> Tensor:
+    """``count`` views of each image [count · B, C, H, W] as [count, B, C, H, W]."""
+    x = x.contiguous(memory_format=torch.channels_last) if channels_last else x
+    views: Tensor = torch.unflatten(x, 0, (count, -1))
+    return views
 
 
 def _numbers(value: float | tuple[float, ...], channels: int) -> tuple[float, ...]:

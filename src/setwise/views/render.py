@@ -8,6 +8,8 @@ nothing but its own pixels: its view is the same bits in whatever batch it is co
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -17,6 +19,17 @@ from setwise.kernels.views import Finish, Parameters
 GREY = (0.2989, 0.587, 0.114)  # of red, green, blue: torchvision's
 CENTRES = (0.0, 1 / 3, -1 / 3)  # hues of red, green, blue in turns
 CHUNK = 2**20  # values worked on at a time: a few such arrays fit into a cache
+
+
+def cut(images: Tensor, corners: Tensor, size: Sequence[int]) -> Tensor:
+    """Parts [V, B, C, h, w] of images [B, C, H, W], h x w = ``size``, with these corners: top and left [2, V, B]."""
+    b, c = images.shape[:2]
+    rows, columns = (
+        start[..., None] + torch.arange(n, device=images.device) for start, n in zip(corners, size, strict=True)
+    )
+    item = torch.arange(b, device=images.device)[:, None, None, None]
+    channel = torch.arange(c, device=images.device)[:, None, None]
+    return images[item, channel, rows[:, :, None, :, None], columns[:, :, None, None, :]]
 
 
 def _neighbours(box: Tensor, flip: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
