@@ -2,11 +2,11 @@
 
     python benchmarks/speedrun_search.py --minutes 60 --pflop 10 [--at-once 2] [--recipe speedrun/cifar10]
 
-A trial is a point of a Halton sequence over what counts: rate, batch, weight decay, temperature, crops, greyscale,
-widths, views of an image, views that grow, optimiser. The first trial is the recipe itself. All cost about --pflop:
-their epochs follow. Trials run side by side, are told by their records, and go on where they were stopped: the same
-command continues, with more --trials it goes further, with another --pflop it compares other lengths. It prints the
-frontier in the end: trials that no cheaper one beats. The test images are not read.
+A trial is a point of a Halton sequence around the recipe, over what counts: rate, batch, weight decay, temperature,
+colours, widths, views of an image and, if they are parts of it, their size. The first trial is the recipe itself. All
+cost about --pflop: their epochs follow. Trials run side by side, are told by their records, and go on where they were
+stopped: the same command continues, with more --trials it goes further, with another --pflop it compares other lengths.
+It prints the frontier in the end: trials that no cheaper one beats. The test images are not read.
 """
 
 from __future__ import annotations
@@ -33,15 +33,13 @@ from setwise.training.errors import Interrupted
 from setwise.training.operations import training_operations
 
 SEED = 1
-PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31)
-BATCHES = (256, 512, 1024)
-HEADS = (1024, 2048)
-WIDTHS = (64, 64, 48, 32)  # of the network's first stage: half of them cost a quarter
-VIEWS = (2, 2, 4)
-# Sizes of the first views, as shares of the image's, and until when.
-GROWTH = (((), ()), ((0.75,), (0.5,)), ((0.5,), (0.3,)), ((0.5, 0.75), (0.3, 0.7)))
-# The rate of 1,024 views, from the least to the greatest: lower ones learnt less (results/speedrun/tried).
-OPTIMIZERS = (("sgd", 0.2, 0.8), ("sgd", 0.2, 0.8), ("lars", 0.5, 5.0), ("muon", 2e-3, 2e-2))
+PRIMES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29)
+VIEWS = (2, 4, 8)
+ROWS = (0.5, 1.0, 2.0)  # views in a batch, as multiples of the recipe's
+WIDTHS = (0.75, 1.0, 1.25)  # of the network's stages
+PARTS = (0.875, 1.0, 1.125)  # sides of views that are parts of images
+HIDDEN = (0.5, 1.0, 2.0)
+SPAN = {"rate": 2.5, "decay": 5.0, "temperature": 1.7, "colours": 1.6}  # the largest factor, up or down
 
 
 class Trial(NamedTuple):
@@ -57,32 +55,34 @@ def _one(choices: Sequence[Any], share: float) -> Any:
     return choices[int(len(choices) * share)]
 
 
-def tried(start: Recipe, number: int, side: int) -> Recipe:
-    """The recipe of trial ``number``, from 1 on, for images of ``side`` pixels."""
+def _factor(what: str, share: float) -> float:
+    return between(1 / SPAN[what], SPAN[what], share)
+
+
+def tried(start: Recipe, number: int) -> Recipe:
+    """The recipe of trial ``number``, from 1 on: the first is ``start``, others change most of its numbers."""
     if number == 1:
         return start
     at = [radical_inverse(SKIP + number, base) for base in PRIMES]
-    batch, views = _one(BATCHES, at[2]), _one(VIEWS, at[0])
-    batch = batch * 2 // views
-    name, low, high = _one(OPTIMIZERS, at[9])
-    early, until = _one(GROWTH, at[8])
-    return start.changed(
-        ({"optimizer.filters": True} if name == "muon" else {})
-        | {
-            "batch": batch,
-            "method.views": views,
-            "optimizer": name,
-            "optimizer.lr": float(f"{between(low, high, at[1]) * (batch * views / 1024) ** 0.5:.2g}"),
-            "optimizer.weight_decay": between(2e-4, 1e-3, at[3]) if name == "sgd" else between(1e-6, 1e-2, at[3]),
-            "objective.temperature": between(0.12, 0.35, at[4]),
-            "views.area": (between(0.15, 0.4, at[5]), 1.0),
-            "views.grey": between(0.05, 0.2, at[6]),
-            "head.hidden": _one(HEADS, at[7]),
-            **({"encoder.width": _one(WIDTHS, at[10])} if start.encoder.name == "resnet18" else {}),
-            "views.early": tuple(round(share * side) for share in early),
-            "views.until": until,
-        }
-    )
+    views, rows = _one(VIEWS, at[0]), _one(ROWS, at[1])
+    options, temperature = start.optimizer.options, start.tree()["objective"]["temperature"]
+    colours = _factor("colours", at[5])
+    changes: dict[str, Any] = {
+        "method.views": views,
+        "batch": round(start.batch * start.method["views"] * rows) // views,
+        "optimizer.lr": float(f"{options['lr'] * rows**0.5 * _factor('rate', at[2]):.2g}"),
+        "optimizer.weight_decay": options["weight_decay"] * _factor("decay", at[3]),
+        "objective.temperature": temperature * _factor("temperature", at[4]),
+        "views.grey": start.views["grey"] * colours,
+        "views.hue": min(0.5, start.views["hue"] * colours),
+        "head.hidden": round(start.head.hidden * _one(HIDDEN, at[6])),
+    }
+    if start.views["crop"] == "part" and start.views["size"] is not None:
+        changes["views.size"] = tuple(round(side * _one(PARTS, at[7])) for side in start.views["size"])
+    if "widths" in start.encoder.options:
+        wider = _one(WIDTHS, at[8])
+        changes["encoder.widths"] = tuple(round(width * wider) for width in start.encoder["widths"])
+    return start.changed(changes)
 
 
 def costing(pflop: float, recipe: Recipe, data: ImageSet) -> Recipe:
@@ -137,7 +137,7 @@ def main(words: Sequence[str] | None = None) -> list[Trial]:
     count = len(data) // HELD_OUT
     start = plan.recipe.changed({"data.validation": count})
     rest, _ = hold_out(data, count, seed=start.data.split_seed, kind="validation")
-    recipes = [tried(start, number, min(data.images.shape[2:])) for number in range(1, given.trials + 1)]
+    recipes = [tried(start, number) for number in range(1, given.trials + 1)]
     cost = f"{given.pflop:g}-pflop"
     jobs = [
         Job(plan.name, costing(given.pflop, it, rest), SEED, f"{cost}-trial-{number:03}")

@@ -22,6 +22,20 @@ RESULTS = ROOT / "results"
 REPORT = "results/report.html"
 WIDE = "---\nhide: [toc]\n---\n\n"  # for a page of tables, which then has the room of its contents
 WIDE_PAGES = ("overview.md", "sets-measured.md")  # the same for pages that GitHub shows too, where it would be text
+TRIES = {  # folders of results/speedrun/tried
+    "parts": "Small parts of an image as they are",
+    "prototype": "The same by a prototype, whose file lies beside the records",
+    "crops": "Enlarged crops, ResNet-18",
+}
+PATH = {  # below it: how the recipe came about
+    "crops/t02-lr04-40/validation": "two enlarged crops, ResNet-18, SGD",
+    "prototype/e03-xent8": "eight small parts, the network `quick`, SGD",
+    "prototype/d01-x-9pf": "the same, longer",
+    "prototype/d03-x-muon": "with Muon",
+    "prototype/h01-m-9pf": "the same, longer",
+    "prototype/i01-m-18pf": "and longer",
+    "parts/m01-4x512": "four parts of twice as many images, which takes less time",
+}
 CARD = "card.png"  # 1200 x 630: what a message shows that links here
 
 
@@ -39,6 +53,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     made = {
         "<!-- the speed records -->": lambda: speed_records(RESULTS / "speedrun"),
         "<!-- the speed tries -->": lambda: speed_tries(RESULTS / "speedrun"),
+        "<!-- the speed path -->": lambda: speed_path(RESULTS / "speedrun" / "tried"),
         "<!-- the speed steps -->": speed_steps,
     }
     for mark, make in made.items():
@@ -161,24 +176,49 @@ def _runs_below(folder: Path) -> list[Any]:
 
 
 def speed_tries(folder: Path) -> str:
-    """The runs on validation images below ``folder``: what each recipe has that most have not."""
-    from setwise.recipe import Recipe, flat
+    """The runs on validation images below ``folder``, a table for each of its parts that has some."""
+    tables = [_tries(title, folder / "tried" / place) for place, title in TRIES.items()]
+    return "\n".join(filter(None, tables)) or "None yet.\n"
+
+
+def speed_path(folder: Path) -> str:
+    """How the recipe came about: some of the runs that were tried."""
+    rows = []
+    for place, words in PATH.items():
+        part = json.loads((folder / place / "seed-1.json").read_text())["speedrun"]
+        rows.append([words, f"{part['pflop']:.3g}", f"{100 * part['knn10']:.1f}"])
+    return _table(["", "PFLOP", "10 neighbours, %"], rows)
+
+
+def _tries(title: str, folder: Path) -> str:
+    """What each recipe changes of the one that is most like all; "" without runs. Epochs follow from the PFLOP."""
+    from setwise.recipe import flat
     from setwise.report.speedrun import entries
 
-    runs = _runs_below(folder)
-    tried = [entry for entry in entries(runs) if entry.images == "validation"]
+    tried = [entry for entry in entries(_runs_below(folder)) if entry.images == "validation"]
     if not tried:
-        return "None yet.\n"
-    trees = [flat(Recipe.read(entry.runs[0].record["recipe"]).tree()) for entry in tried]
-    usual = {name: max(values, key=values.count) for name in trees[0] if (values := [tree.get(name) for tree in trees])}
+        return ""
+    trees = [flat(entry.runs[0].record["recipe"]) for entry in tried]  # some name what only a file beside them knows
+    base = min(trees, key=lambda tree: sum(len(_changed(tree, x) | _changed(x, tree)) for x in trees))
     rows = []
     for entry, tree in zip(tried, trees, strict=True):
-        changed = [f"`{name}={value}`" for name, value in tree.items() if name != "about" and value != usual.get(name)]
+        changed = [f"`{name}={value}`" for name, value in _changed(base, tree).items()]
         numbers = [f"{entry.mean(lambda part: part['pflop']).mean:.3g}", f"{entry.accuracy.mean:.2f}"]
-        rows.append([" ".join(changed) or "as most", *numbers])
-    most = ", ".join(f"`{name}={usual[name]}`" for name in ("epochs", "batch", "optimizer.lr", "objective.temperature"))
+        rows.append([" ".join(changed) or "this recipe", *numbers])
+    names = ("encoder.name", "batch", "optimizer.name", "optimizer.lr", "objective.loss", "objective.temperature")
     rows.sort(key=lambda row: -float(row[-1]))
-    return f"Most have {most}.\n\n" + _table(["what is different", "PFLOP", "10 neighbours, %"], rows)
+    has = ", ".join(f"`{name}={base[name]}`" for name in names)
+    return f"**{title}**: {has}, and in each run\n\n" + _table(["what is different", "PFLOP", "10 neighbours, %"], rows)
+
+
+def _changed(base: dict[str, Any], tree: dict[str, Any]) -> dict[str, Any]:
+    """The values of ``tree`` that differ from those of ``base``; of parts with another name, options that both have."""
+    found = {}
+    for name, value in tree.items():
+        known = name in base or name.endswith(".name") or (name.startswith("objective.terms.") and "weight" in name)
+        if known and value != base.get(name) and name not in ("about", "epochs", "schedule.warmup"):
+            found[name] = value
+    return found
 
 
 def speed_steps() -> str:
