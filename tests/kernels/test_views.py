@@ -78,8 +78,20 @@ class TestKernels:
         assert torch.equal(views.pair(strided, samples=samples.cuda(), dtype=dtype, **options), got)
 
     @pytest.mark.parametrize("name", ["self-supervised", "byol"])
-    def test_capture_and_replay(self, name):
-        views = preset(name)
+    def test_parts_of_the_same_places(self, name):
+        views, images, rows = replace(preset(name), crop="part", size=(9, 14)), batch(50, 3, 32, 24), torch.arange(50)
+        keys = {"seed": 2**40 + 3, "epoch": 7, "first": 2, "channels_last": True}
+        here = views.several(images.cuda(), 3, samples=rows.cuda(), **keys)
+        there = views.several(images, 3, samples=rows, **keys)
+        assert here.flatten(0, 1).is_contiguous(memory_format=torch.channels_last)
+        away = (here.cpu() - there).abs()
+        assert away.max() < 0.1 / 255
+        assert away.mean() < 1e-6
+
+    @pytest.mark.parametrize("part", [False, True])
+    @pytest.mark.parametrize("name", ["self-supervised", "byol"])
+    def test_capture_and_replay(self, name, part):
+        views = replace(preset(name), crop="part", size=(16, 16)) if part else preset(name)
         images, samples = batch(40, 3, 32, 32).cuda(), torch.arange(40).cuda()
         seed, epoch = torch.tensor(3).cuda(), torch.tensor(0).cuda()
         views.pair(images, samples=samples, seed=seed, epoch=epoch)  # compiles

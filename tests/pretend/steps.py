@@ -69,6 +69,16 @@ def recipes() -> dict[str, Recipe]:
         "float32": {"precision": "float32"},
         "wrong partners": {"data": {"source": "digits", "wrong_partners": 0.1}},
         "multi-crop": {"method": {"name": "contrastive", "views": 3, "small": 2, "small_side": 1.0}},
+        "small parts": {
+            "method": {"name": "contrastive", "views": 4, "against": "mean"},
+            "encoder": {"name": "quick", "widths": (8, 8, 8)},
+            "views": {"preset": "patches", "crop": "part", "size": (8, 8)},
+        },
+        "growing parts": {
+            "method": {"name": "contrastive", "views": 3},
+            "encoder": "resnet8",
+            "views": {"preset": "patches", "crop": "part", "size": (7, 7), "early": (4, 6), "until": (0.25, 0.7)},
+        },
     }
     return found | {name: Recipe.read(tree | SHORT) for name, tree in trees.items()}
 
