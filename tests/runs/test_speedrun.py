@@ -145,6 +145,15 @@ def test_a_command_makes_records_that_the_report_shows_and_looks_at_test_images_
     assert "Runs under the clock" in (tmp_path / "page" / "index.html").read_text()
 
 
+@pytest.mark.parametrize(("words", "terms"), [(["qare=0.25", "gap"], {"qare": 0.25, "gap": 1.0}), ([], {})])
+def test_terms_are_given_as_for_other_commands(tmp_path, monkeypatch, words, terms):
+    monkeypatch.chdir(tmp_path)
+    change = ["--change", "epochs=1", "warmup=0", "probe.epochs=1", "data.instances=60", "batch=30"]
+    main(["speedrun", "--recipe", "speedrun/digits-resnet8", *change, *(["--term", *words] if words else [])])
+    record = records.read(tmp_path / "runs" / "speedrun" / "digits-resnet8" / "validation" / "seed-1")
+    assert {one["term"]: one["weight"] for one in record["recipe"]["objective"]["terms"]} == terms
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -1,7 +1,7 @@
 """`setwise speedrun`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
@@ -15,6 +15,7 @@ def speedrun(
     change: Annotated[
         tuple[str, ...], tyro.conf.arg(help="FIELD=VALUE of the recipe, as epochs=100 views.grey=0.2")
     ] = (),
+    term: Annotated[tuple[str, ...], tyro.conf.arg(help="set-level terms instead of the recipe's, as qare=0.5")] = (),
     seeds: Annotated[tuple[int, ...], tyro.conf.arg(help="1 if none, for --test 1 to 10")] = (),
     validation: Annotated[bool, tyro.conf.arg(help="on held-out training images: for choosing; the default")] = False,
     test: Annotated[bool, tyro.conf.arg(help="on the test images: the final look, once")] = False,
@@ -44,7 +45,11 @@ def speedrun(
         if not equals:
             raise ValueError(f"expected --change FIELD=VALUE, got {words!r}; epochs=100 is one")
         changes[field] = value
-    plan = compose(recipe, changes)
+    terms: dict[str, Any] = {}
+    for words in term:
+        one, _, weight = words.partition("=")
+        terms[one] = weight or None
+    plan = compose(recipe, changes, terms or None)
     timed_runs(
         plan.recipe,
         name=name or plan.name,
