@@ -135,7 +135,7 @@ TERM = [
     race(
         f"{name}-short",
         "docs/speedrun.md: does QARe help the record's recipe, seed by seed, at a quarter of its length",
-        f"--change epochs=30 warmup=1.5 {term}",
+        f"--change epochs=28 warmup=1.5 {term}",
         "validation",
         FRESH,
         35,

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import setwise as sw
 from setwise.data import ImageSet
 from setwise.paper.recipes import recipe
 from setwise.training.operations import training_operations
@@ -57,3 +58,29 @@ def test_small_views_count_as_what_they_are():
     )
     expected = 8 * 2 * (by_hand(16) + by_hand(24) + 2 * by_hand(32))
     assert training_operations(grown, images(8)) == pytest.approx(expected, rel=1e-4)
+
+
+def test_muons_products_count_and_sgds_steps_have_none():
+    """Five times XXᵀ, its square, and a product with X, of every matrix and every row of filters."""
+    small = {"head.hidden": 96, "head.out": 40, "encoder.widths": (16, 24, 32), "encoder.depth": 2, "epochs": 3}
+    muon = recipe("speedrun/cifar10").changed(small | {"warmup": 0, "batch": 4})
+    shapes = [(32, 3 * 9), (16, 32 * 9), (16, 16 * 9), (24, 16 * 9), (24, 24 * 9), (32, 24 * 9), (32, 32 * 9)]
+    shapes += [(96, 32), (96, 96), (40, 96)]
+    products = sum(5 * 2 * (2 * min(s) ** 2 * max(s) + min(s) ** 3) for s in shapes)
+    others = training_operations(muon.changed({"optimizer": "sgd"}), images(8))
+    assert training_operations(muon, images(8)) - others == 3 * 2 * products
+    linear = muon.changed({"optimizer.filters": False})
+    found = sum(5 * 2 * (2 * min(s) ** 2 * max(s) + min(s) ** 3) for s in shapes[-3:])
+    assert training_operations(linear, images(8)) - others == 3 * 2 * found
+
+
+def test_an_optimizer_that_looks_at_values_counts_nothing(registries):
+    class Looking(torch.optim.SGD):
+        def step(self):
+            if self.param_groups[0]["params"][0].norm() > 0:
+                super().step()
+
+    sw.register.optimizer("looking", about="It reads a norm.")(lambda groups, *, lr=0.1: Looking(groups, lr))
+    small = {"epochs": 1, "warmup": 0, "batch": 4, "encoder": "resnet8"}
+    it = recipe("modern/cifar10-resnet18-simclr").changed(small)
+    assert training_operations(it.changed({"optimizer": "looking"}), images(8)) == training_operations(it, images(8))

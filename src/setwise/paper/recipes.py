@@ -309,11 +309,11 @@ SPEEDRUN: dict[tuple[str, str], Tree] = {  # by data and, where that is said, en
         "method": {"name": "contrastive", "views": 4, "against": "mean"},
         "head": {"hidden": 2048, "out": 128, "layers": 3},
         "views": {"preset": "patches", "crop": "part", "size": (16, 16)},
-        "epochs": 125,
+        "epochs": 110,
         "batch": 512,
         "drop_last": True,
         "optimizer": {"name": "muon", "lr": 7e-3, "filters": True},
-        "schedule": {"name": "cosine", "warmup": 6},
+        "schedule": {"name": "cosine", "warmup": 5},
         "objective": {"loss": "nt-xent", "temperature": 0.2},
     },
     ("digits", "resnet8"): {
