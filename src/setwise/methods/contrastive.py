@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import combinations
 from typing import Literal
 
 import torch
@@ -52,30 +50,34 @@ class Contrastive(Method):
 
     def compare(self, encoded: tuple[Tensor, ...], batch: Batch) -> dict[str, Tensor]:
         """The loss, and its pairwise and set-level parts where it has them. The head sees the whole batch."""
-        joined, total = self.crops.joined(encoded), self.crops.total
-        z, h = self.head(joined).chunk(total), joined.chunk(total)
-        if self.against == "mean":
-            z, h = tuple(map(normalize, z)), tuple(map(normalize, h))
-            others_z, others_h = _means_of_others(z, self.crops.count), _means_of_others(h, self.crops.count)
-            found = [self._terms(z[i], others_z[i], (h[i], others_h[i])) for i in range(total)]
-        else:
-            pairs = [(i, j) for i, j in combinations(range(total), 2) if i < self.crops.count]
-            found = [self._terms(z[i], z[j], (h[i], h[j])) for i, j in pairs]
+        joined = self.crops.joined(encoded)
+        z = self._pairs(self.head(joined))
+        h = self._pairs(joined) if self._on_features else z
+        found = [self._terms(*pair, features) for pair, features in zip(z, h, strict=True)]
         if len(found) == 1:
             return found[0]
         return {name: torch.stack([one[name] for one in found]).mean() for name in found[0]}
 
+    def _pairs(self, x: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """What is compared, of all views [V · B, E]: two of them, or one and the mean of others, [B, E] each."""
+        large = self.crops.count
+        if self.against == "each":
+            views = x.chunk(self.crops.total)
+            return [(a, b) for i, a in enumerate(views[:large]) for b in views[i + 1 :]]
+        unit = torch.unflatten(normalize(x), 0, (self.crops.total, -1))
+        whole = unit[:large].sum(0)
+        means = [(whole - one) / (large - 1) if i < large else whole / large for i, one in enumerate(unit)]
+        return list(zip(unit, means, strict=True))
+
+    @property
+    def _on_features(self) -> bool:
+        return isinstance(self.loss, SetContrastive) and self.loss.on == "features"
+
     def _terms(self, z_a: Tensor, z_b: Tensor, features: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
         if isinstance(self.loss, SetContrastive):
-            return self.loss.terms(z_a, z_b, features=features if self.loss.on == "features" else None)
+            return self.loss.terms(z_a, z_b, features=features if self._on_features else None)
         return {"loss": self.loss(z_a, z_b)}
 
     def share(self, processes: Processes) -> None:
         """The loss becomes that of all processes' embeddings."""
         self.loss = distributed(self.loss, group=processes.group, gradient=processes.gradient)
-
-
-def _means_of_others(views: Sequence[Tensor], large: int) -> list[Tensor]:
-    """For each view [B, E] the mean of its images' large views, the first so many, without itself."""
-    total = torch.stack(list(views[:large])).sum(0)
-    return [(total - x) / (large - 1) if i < large else total / large for i, x in enumerate(views)]
