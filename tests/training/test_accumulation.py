@@ -24,6 +24,11 @@ TREES = {
     "features": {"objective": objective_of("ablation/simclr-features", 0.5).tree()},
     "two-terms": {"objective": QARE | {"terms": [*QARE["terms"], {"term": "gap", "weight": 3.0}]}},
     "three-views": {"objective": QARE, "method": {"name": "contrastive", "views": 3}},
+    "small-parts": {
+        "objective": QARE,
+        "method": {"name": "contrastive", "views": 4, "against": "mean"},
+        "views": {"preset": "patches", "crop": "part", "size": (5, 5)},
+    },
     "learned-temperature": {"objective": "learned-temperature"},
     "matching": {"method": "matching", "objective": objective_of("paper/matching-infonce-qare", 0.5).tree()},
     "supervised": {"method": "supervised"},

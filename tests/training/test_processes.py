@@ -90,6 +90,13 @@ TREES = {
     "terms": {"objective": QARE | {"terms": [*QARE["terms"], {"term": "gap", "weight": 3.0}]}},
     "three-views": {"objective": QARE, "method": {"name": "contrastive", "views": 3}},
     "small-views": {"objective": QARE, "method": {"name": "contrastive", "small": 1, "small_side": 1.0}},
+    "small-parts": {
+        "objective": QARE,
+        "method": {"name": "contrastive", "views": 3, "against": "mean"},
+        "encoder": {"name": "quick", "widths": (6, 6, 8), "depth": 2},
+        "views": {"preset": "patches", "crop": "part", "size": (8, 8)},
+        "head": {"layers": 3},
+    },
     "resnet8": {"objective": QARE, "encoder": "resnet8"},
     "supervised": {"method": "supervised", "optimizer": {"name": "sgd", "lr": 0.05}},
     "rotation": {"method": "rotation"},
