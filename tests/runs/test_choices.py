@@ -38,10 +38,68 @@ def test_images_and_device_decide(count, size, device, encoder, batch, epochs, v
     assert found == {"encoder.name": encoder, "batch": batch, "epochs": epochs, "views.preset": views}
 
 
+PARTS = {"method.views": 4, "method.against": "mean", "head.layers": 3, "objective.temperature": 0.2}
+PARTS |= {"views.preset": "parts", "encoder.name": "quick", "optimizer.name": "muon", "optimizer.filters": True}
+PARTS |= {"optimizer.lr": 7e-3}
+NARROW = {"encoder.widths": (32, 64, 128), "encoder.depth": 2}
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "device", "batch", "epochs", "cut", "more"),
+    [
+        (2_000, (32, 32), CPU, 64, 40, 16, NARROW),
+        (100_000, (64, 64), CPU, 64, 5, 16, NARROW),
+        (300, (20, 64), CPU, 64, 100, 10, NARROW),
+        (50_000, (32, 32), GPU, 512, 200, 16, {}),
+        (600, (16, 17), GPU, 128, 400, 8, {}),
+    ],
+)  # fmt: skip
+def test_small_images_are_cut_into_parts(count, size, device, batch, epochs, cut, more):
+    found = {path: value for path, (value, _) in choose(count, *size, device, parts=True).items()}
+    assert found == PARTS | {"batch": batch, "epochs": epochs, "views.size": (cut, cut)} | more
+
+
+@pytest.mark.parametrize(
+    ("size", "parts"),
+    [((32, 32), True), ((16, 16), True), ((64, 16), True), ((15, 64), False), ((64, 65), False), ((224, 224), False)],
+)  # fmt: skip
+def test_images_of_16_to_64_pixels_suit_parts(size, parts, monkeypatch):
+    assert choices.suit_parts(*size) == parts
+    monkeypatch.delattr(torch.optim, "Muon", raising=False)
+    assert not choices.suit_parts(*size), "torch 2.8 has no Muon"
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        ({}, True),
+        ({"epochs": 3, "batch": 8, "lr": 1e-3, "optimizer": "adam", "objective.temperature": 0.5, "seed": None}, True),
+        ({"encoder": "conv4"}, False),
+        ({"encoder.weights": "xavier"}, False),
+        ({"views": "modern"}, False),
+        ({"grey": 0.5}, False),
+        ({"method": "byol", "objective": "built-in"}, False),
+        ({"method.views": 3}, False),
+    ],
+)
+def test_who_decides_about_network_method_or_views_gets_enlarged_crops(images, changes, parts):
+    changes = {path: value for path, value in changes.items() if path != "seed"}
+    base = recipe(BASE).changed({"warmup": 0})
+    found = choices.recipe_for(base, images, device="cpu", changes=changes)
+    assert (found.views["crop"] == "part") == parts
+    if not parts:
+        values = {path: value for path, (value, _) in choose(40, 20, 24, "cpu").items()}
+        robust = {"optimizer": "adam", "schedule": "cosine", "drop_last": False, "about": found.about}
+        assert found == base.changed(robust | values).changed(changes)
+    else:
+        assert found.changed({"views.size": (10, 10)}) == found
+        assert all(found.changed({path: value}) == found for path, value in changes.items())
+
+
 def test_a_batch_is_a_power_of_two_and_at_most_a_quarter():
     for count in range(8, 2000, 7):
-        for device in (CPU, GPU):
-            batch = choose(count, 40, 300, device)["batch"][0]
+        for device, parts in ((CPU, False), (GPU, False), (CPU, True), (GPU, True)):
+            batch = choose(count, 40, 300, device, parts=parts)["batch"][0]
             assert batch.bit_count() == 1
             assert 2 <= batch <= count / 4
 
@@ -72,8 +130,9 @@ def test_a_folder_and_images_of_python_choose_alike(photos, images):
     assert (str(run.folder), str(other.folder)) == ("runs/photos/seed-1", "runs/noise/seed-1")
     own, base = run.recipe, recipe(BASE)
     chosen = (own.encoder.name, own.batch, own.epochs, own.views.name, own.optimizer.name, own.drop_last)
-    assert chosen == ("conv4", 8, 1, "modern", "adam", False)
-    assert (own.objective, own.head) == (base.objective, base.head)
+    assert chosen == ("quick", 8, 1, "parts", "muon", False)
+    assert own.objective == base.changed({"objective.temperature": 0.2}).objective
+    assert own.views["size"] == (10, 10)
     assert not own.objective.terms
     assert own.about == "chosen for 40 images of 20x24 on a CPU"
     trees = [one.recipe.tree() | {"data": None} for one in (run, other)]
@@ -93,7 +152,7 @@ def test_a_cpu_shrinks_large_images_unless_a_person_says_a_size(tmp_path, monkey
         main(["pretrain", "large", "--epochs", "1", "--device", "cpu", "--quiet", "--out", out, *words])
         run = sw.load_run(out)
         assert run.checkpoint.data["shape"] == shape
-        assert run.embed("large").embeddings.shape == (8, 64)
+        assert run.embed("large").embeddings.shape == (8, 128 if min(shape[1:]) <= 40 else 64)
         main(["pretrain", "large", "--resume", "--device", "cpu", "--quiet", "--out", out, *words])
         assert sw.load_run(out).checkpoint.data["shape"] == shape
 

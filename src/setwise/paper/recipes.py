@@ -308,7 +308,7 @@ SPEEDRUN: dict[tuple[str, str], Tree] = {  # by data and, where that is said, en
         "encoder": {"name": "quick"},
         "method": {"name": "contrastive", "views": 4, "against": "mean"},
         "head": {"hidden": 2048, "out": 128, "layers": 3},
-        "views": {"preset": "patches", "crop": "part", "size": (16, 16)},
+        "views": "parts",
         "epochs": 110,
         "batch": 512,
         "drop_last": True,

@@ -9,54 +9,80 @@ import torch
 import setwise.register as register
 from setwise.data import ImageSet
 from setwise.encoders import Conv4
-from setwise.recipe import Recipe, flat
+from setwise.recipe import SHORT, Recipe, flat
 
 TINY, SMALL = 16, 64  # pixels of the longer side
 PIXELS = 256 * 224 * 224  # of a step, at most: an estimated 6 GB for ResNet-18 in bfloat16
 GPU_IMAGES = 10_000_000  # that a run on a GPU sees in all: 200 epochs of CIFAR-10
 CPU_PIXELS = 200_000_000  # that a run on a CPU sees in all: about five minutes of two cores
+CPU_PARTS = 80_000  # images that it sees in small parts: half as long
+PARTS, PART = 4, 16  # views of an image, and their sides at most: docs/how-to/your-data.md says what they are worth
+DECIDED = ("encoder", "method", "views")  # who gives one of these gets enlarged crops
 
 
-def choose(count: int, height: int, width: int, device: str) -> dict[str, tuple[object, str]]:
+def choose(count: int, height: int, width: int, device: str, *, parts: bool = False) -> dict[str, tuple[object, str]]:
     """Values for ``count`` images of that size, by their fields in the recipe, each with the reason.
 
-    ``device`` is torch's type: "cpu", "cuda".
+    ``device`` is torch's type: "cpu", "cuda". ``parts``: small parts of each image instead of enlarged crops.
     """
     cpu, side = device == "cpu", max(height, width)
-    if min(height, width) < Conv4.least:
+    if parts:
+        encoder = ("quick", f"a {'small ' * cpu}network of wide convolutions, for parts of small images")
+    elif min(height, width) < Conv4.least:
         encoder = ("resnet8", f"a small network that takes fewer than {Conv4.least} pixels")
     elif cpu or side <= TINY:
         encoder = ("conv4", "a small network, since a CPU is slow" if cpu else "a small network for tiny images")
     else:
         encoder = ("resnet18", "the usual network; its first layers follow the size of the images")
-    batch = max(2, min(64 if cpu else 256, PIXELS // (height * width), count // 4))
+    batch = max(2, min(64 if cpu else 512 if parts else 256, PIXELS // (height * width), count // 4))
     if cpu:
-        epochs = min(max(CPU_PIXELS // (count * height * width), 5), 100)
+        epochs = min(max((CPU_PARTS if parts else CPU_PIXELS // (height * width)) // count, 5), 100)
         ends = "for minutes on a CPU, within 5 to 100"
     else:
         epochs = min(max(GPU_IMAGES // count, 20), 400)
         ends = "for 10 million images in all, within 20 to 400"
-    return {
+    chosen: dict[str, tuple[object, str]] = {
         "encoder.name": encoder,
         "batch": (1 << (batch.bit_length() - 1), "a power of two, at most a quarter of the images"),
         "epochs": (epochs, ends),
-        "views.preset": ("self-supervised", "SimCLR's, for photos")
-        if side > SMALL
-        else ("modern", "SimCLR's with weaker colours, for small images"),
     }
+    if not parts:
+        crops = ("self-supervised", "SimCLR's, for photos")
+        return chosen | {
+            "views.preset": crops if side > SMALL else ("modern", "SimCLR's with weaker colours, for small images")
+        }
+    cut = min(PART, min(height, width) // 2)
+    why = "small parts of each image learn more in the same time than two enlarged crops"
+    values: dict[str, object] = {"method.views": PARTS, "method.against": "mean", "views.size": (cut, cut)}
+    values |= {"optimizer.filters": True, "optimizer.lr": 7e-3, "head.layers": 3, "objective.temperature": 0.2}
+    values |= {"encoder.widths": (32, 64, 128), "encoder.depth": 2} if cpu else {}
+    chosen |= {"views.preset": ("parts", why), "optimizer.name": ("muon", "it learns them faster than Adam")}
+    return chosen | {path: (value, why) for path, value in values.items()}
+
+
+def suit_parts(height: int, width: int) -> bool:
+    """Whether small parts are chosen for images of that size: others were not tried, nor is Muon in every torch."""
+    return TINY <= min(height, width) <= max(height, width) <= SMALL and hasattr(torch.optim, "Muon")
 
 
 def recipe_for(base: Recipe, images: ImageSet, *, device: str, changes: Mapping[str, object]) -> Recipe:
     """``base`` with what ``choose`` says for these images, then with a person's ``changes``.
 
-    Adam without a warm-up, and partial batches: these fit any batch and epochs that a person gives.
+    No warm-up, and partial batches: these fit any batch and epochs that a person gives.
     """
     count, (height, width) = len(images), images.images.shape[2:]
-    chosen = choose(count, height, width, device)
     robust = {"optimizer.name": "adam", "schedule.name": "cosine", "drop_last": False}
     about = f"chosen for {count:,} images of {height}x{width} on {'a CPU' if device == 'cpu' else 'a GPU'}"
-    start = base.changed(robust | {path: value for path, (value, _) in chosen.items()} | {"about": about})
-    return start.changed(changes)
+
+    def start(parts: bool) -> Recipe:
+        values = {path: value for path, (value, _) in choose(count, height, width, device, parts=parts).items()}
+        return base.changed(robust | values | {"about": about})
+
+    plain = start(False)
+    given = plain.changed(changes)
+    named = {SHORT.get(path, path).partition(".")[0] for path in changes}
+    free = not named.intersection(DECIDED) and all(getattr(given, part) == getattr(plain, part) for part in DECIDED)
+    return start(True).changed(changes) if free and suit_parts(height, width) else given
 
 
 def choices(
@@ -87,9 +113,11 @@ def choices(
         precision = "bfloat16" if device.type == "cuda" else "float32"
     values = flat(recipe.tree())
     height, width = train_set.images.shape[2:]
-    chosen = {} if count is None else choose(count, height, width, device.type)
+    parts = recipe.views.name == "parts"
+    chosen = {} if count is None else choose(count, height, width, device.type, parts=parts)
     lines.append(f"{recipe.about}; --encoder, --batch, ... change it:" if chosen else "by the recipe:")
-    for path in ("encoder.name", "batch", "epochs", "views.preset"):
+    shown = ("encoder.name", "batch", "epochs", "views.preset", *(["optimizer.name"] if chosen and parts else []))
+    for path in shown:
         value, why = chosen.get(path, (values[path], ""))
         reason = f": {why if value == values[path] else 'as asked'}" if chosen else ""
         lines.append(f"  {path.partition('.')[0]} {values[path]}{reason}")

@@ -400,6 +400,19 @@ add_preset(
     about="Squares of a quarter of the image, enlarged: for many-patches.",
 )
 add_preset(
+    "parts",
+    replace(
+        _SELF_SUPERVISED,
+        crop="part",
+        size=(16, 16),
+        brightness=0.4,
+        contrast=0.4,
+        saturation=0.4,
+        hue=0.2,
+    ),
+    about="Squares of 16 pixels, cut out as they are, with strong colours: for small images, four or more of each.",
+)
+add_preset(
     "photos",
     replace(_SELF_SUPERVISED, area=(0.2, 1.0), brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1, blur=0.5),
     about="MoCo v2's and SimSiam's for large images: half of the views blurred.",
