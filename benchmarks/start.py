@@ -18,6 +18,7 @@ cuDNN's search for the fastest algorithms. It makes all ready that may serve a c
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import subprocess
@@ -76,18 +77,39 @@ def start(options: list[str]) -> None:
 
         setattr(owner, name, wrapped)
 
+    class Imports:
+        """Is asked for each module: the first one of ours after torch tells when torch was imported."""
+
+        def find_spec(self, name: str, *_: object) -> None:
+            if name.startswith("setwise.") and "torch" in sys.modules:
+                note("torch")
+
+    from setwise.cli import main
+
+    sys.meta_path.insert(0, Imports())  # type: ignore[arg-type]
+    freeze = gc.freeze
+
+    def imported() -> None:
+        freeze()
+        note("setwise")
+        watch(note, noted, times)
+
+    gc.freeze = imported  # which the command calls when it has imported all
+    sys.argv = ["setwise", "pretrain", *options]
+    main()
+
+
+def watch(note: Callable[[str], None], noted: Callable[..., None], times: dict[str, float]) -> None:
+    """Note the times of what follows the imports; after the first step, print them all and end the process."""
     import torch
 
-    note("torch")
+    import setwise.runs as runs
+    import setwise.runs.pretraining as pretraining
+    from setwise.training.engine import Engine
+
     searched = os.environ[SEARCHED]
     if searched:
         torch.backends.cudnn.benchmark_limit = int(searched)
-    import setwise.runs as runs
-    import setwise.runs.pretraining as pretraining
-    from setwise.cli import main
-    from setwise.training.engine import Engine
-
-    note("setwise")
     noted(runs, "choose_device", after="device")
     noted(pretraining, "load", after="listed")
     noted(Engine, "__init__", before="read")
@@ -115,8 +137,6 @@ def start(options: list[str]) -> None:
         os._exit(0)
 
     Engine.step = last_step  # type: ignore[method-assign]
-    sys.argv = ["setwise", "pretrain", *options]
-    main()
 
 
 def timed(options: list[str], searched: int | None) -> dict[str, float]:

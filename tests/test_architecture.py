@@ -9,7 +9,19 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "setwise"
 ROOMS = [
-    *("version", "pages", "terminal", "locks", "checks", "registry", "register", "kernels", "similarity", "assignment"),
+    *(
+        "version",
+        "pages",
+        "terminal",
+        "locks",
+        "walking",
+        "checks",
+        "registry",
+        "register",
+        "kernels",
+        "similarity",
+        "assignment",
+    ),
     *("losses", "encoders", "data", "views", "recipe", "methods", "training", "evaluation"),
     *("records", "report", "runs", "paper", "front", "adapters", "demo", "bench", "cli", "__main__"),
 ]

@@ -14,6 +14,7 @@ import tyro
 
 from setwise.cli.options import Device, Root, Use
 from setwise.registry import convert, nearest
+from setwise.walking import ahead
 
 if TYPE_CHECKING:
     from setwise.recipe import Recipe
@@ -140,6 +141,11 @@ def spelled(name: str) -> str:
 def train(command: str, args: Sequence[str]) -> None:
     """Run `setwise pretrain` or `setwise match`."""
     line = parse(args)
+    with ahead("" if line.help else str(line.changes.get("data.source", ""))):
+        _train(command, line)
+
+
+def _train(command: str, line: CommandLine) -> None:
     options = asdict(Options(**line.options))
     collecting = gc.isenabled()
     gc.disable()  # or the collector walks through all of torch again and again: while it is imported,

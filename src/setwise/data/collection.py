@@ -16,9 +16,10 @@ from torch import Tensor
 from setwise.data.api import DataError, ImageSet
 from setwise.data.formats import cuhk03, folder
 from setwise.data.formats.decode import quiet_pillow, read_image, reason
-from setwise.data.formats.listing import SPLITS, has_train, list_split
+from setwise.data.formats.listing import has_train, list_split
 from setwise.data.loading import has_test_split, load, source_of
 from setwise.data.workers import CHUNK, Place, WorkerDied, Workers, chunks, processors
+from setwise.walking import SPLITS
 
 # Images, a multiple of CHUNK; the same on every device: a batch has the same images when the work is resumed.
 BATCH = 128

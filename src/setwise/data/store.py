@@ -24,6 +24,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -70,9 +71,18 @@ class Files:
         """The name under which the folder's images are kept."""
         return f"{self.folder.name[:50]}-{hashlib.sha256(os.fsencode(self.folder)).hexdigest()[:8]}"
 
+    @cached_property
+    def table(self) -> npt.NDArray[np.int64]:
+        """The Stat of each, [N, 2]."""
+        return _table(self.stats)
+
     def paths(self) -> list[str]:
         """Where the files are."""
         return [os.path.join(self.folder, name) for name in self.names]
+
+
+def _table(stats: Sequence[Stat]) -> npt.NDArray[np.int64]:
+    return np.fromiter(itertools.chain.from_iterable(stats), np.int64, 2 * len(stats)).reshape(-1, 2)
 
 
 @dataclass(frozen=True)
@@ -232,32 +242,48 @@ class _Index:
     path: Path
     image_bytes: int
     images: Path
-    files: dict[str, tuple[int, int, int | str]] = field(default_factory=dict)  # by name: the Stat; row or reason
-    used: set[int] = field(default_factory=set)  # rows, also of files that have changed since
+    names: list[str] = field(default_factory=list)  # an entry for each; of a file that changed there are several
+    stats: list[Stat] = field(default_factory=list)
+    rows: list[int | str] = field(default_factory=list)  # or what is wrong with the file
+
+    @cached_property
+    def last(self) -> dict[str, int]:
+        """The last entry of each file."""
+        return dict(zip(self.names, itertools.count()))
+
+    @property
+    def used(self) -> set[int]:
+        """Rows, also of files that have changed since."""
+        return {row for row in self.rows if not isinstance(row, str)}
+
+    def places(self, files: Files) -> npt.NDArray[np.int64]:
+        """The last entry of each of the files, -1 where there is none."""
+        return np.fromiter(map(self.last.get, files.names, itertools.repeat(-1)), np.int64, len(files.names))
 
     def missing(self, files: Files) -> list[int]:
         """Places of the files that are not in it as they are now."""
-        known, nothing = self.files, (*UNKNOWN, "")
-        pairs = zip(files.names, files.stats, strict=True)
-        return [k for k, (name, stat) in enumerate(pairs) if stat == UNKNOWN or known.get(name, nothing)[:2] != stat]
+        known, now = _table([*self.stats, UNKNOWN])[self.places(files)], files.table  # of entry -1: UNKNOWN
+        same = (known == now).all(1) & (now != UNKNOWN).any(1)
+        return np.flatnonzero(~same).tolist()
 
     def open(self, files: Files, size: tuple[int, int]) -> tuple[StoredPixels, Broken]:
         """The pixels of all ``files``, none of which is missing."""
-        found = [self.files[name][2] for name in files.names]
-        rows = [row for row in found if isinstance(row, int)]
-        broken = [(place, why) for place, why in enumerate(found) if isinstance(why, str)]
-        shape = (max(rows, default=-1) + 1, 3, *size)
-        if not rows:
+        entries = self.places(files)
+        found = np.array([-1 if isinstance(row, str) else row for row in self.rows], np.int64)[entries]
+        broken = [(k, str(self.rows[entries[k]])) for k in np.flatnonzero(found < 0).tolist()]
+        rows = torch.from_numpy(found[found >= 0])
+        shape = (int(found.max(initial=-1)) + 1, 3, *size)
+        if not len(rows):
             self.images.touch()
-        return StoredPixels(self.images, shape, rows=torch.tensor(rows, dtype=torch.long, device="cpu")), broken
+        return StoredPixels(self.images, shape, rows=rows), broken
 
     def mostly_stale(self, files: Files) -> bool:
         """Whether most rows are of files that changed or are gone."""
         listed = dict(zip(files.names, files.stats, strict=True))
         live = 0
-        for name, (length, changed, row) in self.files.items():
+        for name, k in self.last.items():
             now = listed.get(name) or _stat(os.path.join(files.folder, name))
-            live += isinstance(row, int) and now == (length, changed)
+            live += isinstance(self.rows[k], int) and now == self.stats[k]
         return 2 * live < len(self.used)
 
 
@@ -300,7 +326,8 @@ def _add(index: _Index | None, place: Path, files: Files, size: tuple[int, int])
     _check_room(place, [] if index else _images(place, size), len(missing), size)
     if index is None:
         index = _new_index(place, files.folder, size)
-    free = (row for row in itertools.count() if row not in index.used)
+    used = index.used
+    free = (row for row in itertools.count() if row not in used)
     rows = list(itertools.islice(free, len(missing)))
     paths = [os.path.join(files.folder, files.names[k]) for k in missing]
     waiting: list[tuple[str, int, int, int | str]] = []
@@ -337,7 +364,7 @@ def _add(index: _Index | None, place: Path, files: Files, size: tuple[int, int])
         finally:
             write()
     found = _read_index(place, size)
-    if found is None or not found.files.keys() >= set(files.names):
+    if found is None or not found.last.keys() >= set(files.names):
         raise OSError(f"expected whole files in {place} after decoding, got damaged ones; is the disk full?")
     return found
 
@@ -408,8 +435,11 @@ def _read_index(place: Path, size: tuple[int, int]) -> _Index | None:
         return None
     for line in lines:  # rows beyond the file's end were cut off
         whole = [entry for entry in line or () if isinstance(entry[3], str) or entry[3] < rows]
-        index.files.update((name, (length, changed, row)) for name, length, changed, row in whole)
-        index.used.update(entry[3] for entry in whole if not isinstance(entry[3], str))
+        if whole:
+            names, lengths, changed, places = zip(*whole, strict=True)
+            index.names += names
+            index.stats += zip(lengths, changed, strict=True)
+            index.rows += places
     return index
 
 
@@ -419,14 +449,16 @@ def remembered_size(
     """What ``measure`` says of the size of files; it is asked again only after they have changed."""
     if files.few:
         return measure()
-    digest = hashlib.sha256(json.dumps([VERSION, list(files.names), list(files.stats)]).encode()).hexdigest()
+    digest = hashlib.sha256(f"{VERSION}\0".encode() + os.fsencode("\0".join(files.names)))
+    digest.update(files.table.data)
+    listed = digest.hexdigest()
     folders = decoded_folders(root)
 
     def known() -> tuple[tuple[int, int], str] | None:
         for folder in folders:
             with suppress(OSError, ValueError, TypeError):
                 of, height, width, why = json.loads((folder / files.key / "size.json").read_text())
-                if of == digest:
+                if of == listed:
                     return (int(height), int(width)), str(why)
         return None
 
@@ -439,7 +471,7 @@ def remembered_size(
         if kept is not None:
             with suppress(OSError):  # nothing depends on it
                 (kept / files.key).mkdir(exist_ok=True)
-                (kept / files.key / "size.json").write_text(json.dumps([digest, height, width, why]))
+                (kept / files.key / "size.json").write_text(json.dumps([listed, height, width, why]))
         return (height, width), why
 
 

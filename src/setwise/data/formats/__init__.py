@@ -19,8 +19,8 @@ from setwise.data.formats import (
     text_pairs,
     tiny_imagenet,
 )
-from setwise.data.formats.decode import OWN_SUFFIXES
 from setwise.data.formats.listing import has_images, has_train, instead_of_images
+from setwise.walking import OWN_SUFFIXES
 
 __all__ = ["PUBLISHED", "digits", "halves", "kind_of_path", "recognise"]
 

@@ -21,12 +21,9 @@ from setwise.checks import see
 from setwise.data.api import DataError
 from setwise.data.fetching.limits import IMAGE_FILE, IMAGE_PIXELS, LARGEST_SIZE, PIXELS_PER_BYTE, open_plain, set_bytes
 from setwise.data.progress import progress_bar
+from setwise.walking import SUFFIXES
 
 Size = int | tuple[int, int]  # of both sides, or (height, width)
-SUFFIXES = (".png", ".jpg", ".jpeg")  # of data sets by name
-# Of your own images. What counts is the content: a PNG may be called .jpg. Pillow's other readers are many, old, and
-# not needed.
-OWN_SUFFIXES = (*SUFFIXES, ".jpe", ".jfif", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 MODES = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "CMYK", "YCbCr")  # eight bits a channel or fewer
 ORIENTATION, ON_ITS_SIDE = 0x0112, (5, 6, 7, 8)  # the EXIF tag, and its values that exchange height and width
