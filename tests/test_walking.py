@@ -109,3 +109,12 @@ def test_the_command_walks_ahead(photos, monkeypatch, tmp_path):
     with pytest.raises(SystemExit):
         main(["pretrain", str(photos), "--out", str(tmp_path / "run"), "--root", str(tmp_path)])  # no images
     assert begun == [str(photos)]
+
+
+def test_without_a_folder_nothing_is_walked_through(photos, monkeypatch):
+    monkeypatch.chdir(photos)
+    for name in ("", "digits", "b.jpg"):
+        with ahead(name):
+            assert not walking._begun
+    with ahead("a"):
+        assert list(walking._begun) == [str(photos / "a")]

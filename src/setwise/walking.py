@@ -111,9 +111,10 @@ def _inside(link: str, folder: str) -> bool:
 @contextmanager
 def ahead(folder: str) -> Iterator[None]:
     """Begin to walk through a folder, if it is one, by a process of its own, which ``walk`` waits for in this block."""
+    wanted = bool(folder)  # "" would be the folder that the command was given in
     folder = os.path.realpath(os.path.expanduser(folder))
     with ExitStack() as stack:
-        if os.path.isdir(folder):
+        if wanted and os.path.isdir(folder):
             stack.callback(_ready.clear)
             stack.callback(_begun.clear)
             with suppress(OSError):
