@@ -63,10 +63,8 @@ def test_small_images_are_cut_into_parts(count, size, device, batch, epochs, cut
     ("size", "parts"),
     [((32, 32), True), ((16, 16), True), ((64, 16), True), ((15, 64), False), ((64, 65), False), ((224, 224), False)],
 )  # fmt: skip
-def test_images_of_16_to_64_pixels_suit_parts(size, parts, monkeypatch):
+def test_images_of_16_to_64_pixels_suit_parts(size, parts):
     assert choices.suit_parts(*size) == parts
-    monkeypatch.delattr(torch.optim, "Muon", raising=False)
-    assert not choices.suit_parts(*size), "torch 2.8 has no Muon"
 
 
 @pytest.mark.parametrize(

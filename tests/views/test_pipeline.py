@@ -20,6 +20,8 @@ def batch(n, channels=3, height=16, width=16, seed=0):
 @pytest.mark.parametrize(("channels", "height", "width"), [(3, 16, 16), (1, 8, 8), (3, 9, 5)])
 def test_batches_do_not_matter(name, channels, height, width):
     images, views = batch(67, channels, height, width), preset(name, mean=0.5, std=0.25)
+    if views.size is not None:
+        views = replace(views, size=(height // 2, width // 2))
     whole = views(images, samples=torch.arange(67), seed=5, epoch=2)
     for step in (1, 2, 3, 16, 50):
         for part in torch.arange(67).split(step):
@@ -171,6 +173,7 @@ def test_presets_are_those_of_the_paper():
         "patches": Views(
             **strong | {"area": (0.25, 0.25), "aspect": (1.0, 1.0)}, **dict.fromkeys(colours, 0.4), hue=0.2
         ),
+        "parts": Views(**strong | {"crop": "part"}, size=(16, 16), **dict.fromkeys(colours, 0.4), hue=0.2),
         "photos": Views(**strong | {"area": (0.2, 1.0)}, **dict.fromkeys(colours, 0.4), hue=0.1, blur=0.5),
         "byol": Views(
             **strong,

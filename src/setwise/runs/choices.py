@@ -61,8 +61,8 @@ def choose(count: int, height: int, width: int, device: str, *, parts: bool = Fa
 
 
 def suit_parts(height: int, width: int) -> bool:
-    """Whether small parts are chosen for images of that size: others were not tried, nor is Muon in every torch."""
-    return TINY <= min(height, width) <= max(height, width) <= SMALL and hasattr(torch.optim, "Muon")
+    """Whether small parts are chosen for images of that size: others were not tried."""
+    return TINY <= min(height, width) <= max(height, width) <= SMALL
 
 
 def recipe_for(base: Recipe, images: ImageSet, *, device: str, changes: Mapping[str, object]) -> Recipe:

@@ -6,7 +6,7 @@ from inspect import unwrap
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import setwise.register as register
 
@@ -86,11 +86,14 @@ class LARS(torch.optim.Optimizer):
 
 @register.optimizer("muon", about="Orthogonal steps for matrices, and for filters if asked; AdamW's for the rest.")
 class Muon(torch.optim.Optimizer):
-    """torch's Muon (Jordan et al. 2024) for parameters of two dimensions, AdamW for all others, at one rate.
+    """Muon (Jordan et al. 2024) for parameters of two dimensions, AdamW for all others, at one rate.
 
-    With ``filters`` the weights of convolutions [O, I, H, W] count as matrices too, each filter a row. Muon's steps
-    have the length of AdamW's (Liu et al. 2025). It takes them at rate 1, and the rest of the way back by ``lerp``:
-    torch's own would read the rate, a tensor, from the device.
+        v = v + (1 - momentum) · (g - v),  u = g + momentum · (v - g)
+        w = w - lr · (weight_decay · w + 0.2 · √(larger side) · orthogonal(u))
+
+    With ``filters`` the weights of convolutions [O, I, H, W] count as matrices too, each filter a row. A step has the
+    length of AdamW's (Liu et al. 2025). torch's own would read the rate, a tensor, from the device, and multiplies in
+    bfloat16 on a CPU too, where one test run of ours ended in oneDNN's code for it.
     """
 
     def __init__(
@@ -102,46 +105,50 @@ class Muon(torch.optim.Optimizer):
         weight_decay: float = 0.05,
         filters: bool = False,
     ) -> None:
-        if not hasattr(torch.optim, "Muon"):
-            raise ValueError(f"expected torch 2.9 or later for muon, got {torch.__version__}; take --optimizer adamw")
-        super().__init__(groups, {"lr": lr})
-        most = 4 if filters else 2
-        matrices, others = (
-            [
-                group | {"params": [w for w in group["params"] if (2 <= w.ndim <= most) == wanted]}
-                for group in self.param_groups
-            ]
-            for wanted in (True, False)
-        )
-        self._weights = [group["params"] for group in matrices]
-        for group in matrices:
-            group["lr"] = 1.0
-            group["params"] = [w if w.ndim == 2 else nn.Parameter(_rows(w)) for w in group["params"]]
-        muon = torch.optim.Muon(matrices, momentum=momentum, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")
-        rest = torch.optim.AdamW(others, lr, weight_decay=weight_decay, fused=True, capturable=_on_gpu(lr))
-        self._muon, self._rest = muon, rest
-        muon.state = rest.state = self.state  # so that a checkpoint finds all of it
-        for weights, group in zip(self._weights, muon.param_groups, strict=True):
-            for w, matrix in zip(weights, group["params"], strict=True):
-                self.state[w] = self.state[matrix]
+        super().__init__(groups, {"lr": lr, "weight_decay": weight_decay})
+        self._momentum, most = momentum, 4 if filters else 2
+        self._matrices = [[w for w in group["params"] if 2 <= w.ndim <= most] for group in self.param_groups]
+        others = [
+            group | {"params": [w for w in group["params"] if not 2 <= w.ndim <= most]} for group in self.param_groups
+        ]
+        self._rest = torch.optim.AdamW(others, lr, weight_decay=weight_decay, fused=True, capturable=_on_gpu(lr))
+        self._rest.state = self.state  # so that a checkpoint finds all of it
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Take a step, without waiting for the device."""
         self._rest.step()
-        before = []
-        for weights, group in zip(self._weights, self._muon.param_groups, strict=True):
-            for w, matrix in zip(weights, group["params"], strict=True):
-                if w is not matrix:
-                    matrix.copy_(_rows(w))
-                    matrix.grad = None if w.grad is None else _rows(w.grad)
-            before.append([matrix.clone() for matrix in group["params"]])
-        self._muon.step()  # type: ignore[no-untyped-call]
-        for i, (group, here) in enumerate(zip(self.param_groups, self._muon.param_groups, strict=True)):
-            rate = torch.as_tensor(group["lr"])
-            for w, matrix, start in zip(self._weights[i], here["params"], before[i], strict=True):
-                new = start.lerp(matrix, rate.to(w.device, w.dtype))
-                w.copy_(new if w is matrix else new.view(w.shape[0], *w.shape[2:], w.shape[1]).movedim(-1, 1))
+        for group, matrices in zip(self.param_groups, self._matrices, strict=True):
+            for w in matrices:
+                if w.grad is None:
+                    continue
+                g = _rows(w.grad)
+                v = self.state[w].setdefault("momentum_buffer", torch.zeros_like(g))
+                v.lerp_(g, 1 - self._momentum)
+                u = orthogonal(g.lerp(v, self._momentum)).to(w.dtype).mul_(0.2 * max(g.shape) ** 0.5)
+                step = u if w.ndim == 2 else u.view(w.shape[0], *w.shape[2:], w.shape[1]).movedim(-1, 1)
+                w.sub_(step.add(w, alpha=group["weight_decay"]) * group["lr"])
+
+
+QUINTIC = (3.4445, -4.7750, 2.0315)  # Jordan's: singular values come near to 1 in few steps, and stay near it
+
+
+def orthogonal(matrix: Tensor, *, steps: int = 5) -> Tensor:
+    """Nearly U Vᵀ of a matrix U S Vᵀ: singular values between about 0.7 and 1.2, by Newton and Schulz.
+
+        X = X / |X|,  then  X = a X + (b XXᵀ + c (XXᵀ)²) X  in each step
+
+    In bfloat16 on a GPU.
+    """
+    a, b, c = QUINTIC
+    x = matrix.bfloat16() if matrix.is_cuda else matrix
+    high = x.shape[0] > x.shape[1]
+    x = x.mT if high else x
+    x = x / x.norm().clamp(min=1e-7)
+    for _ in range(steps):
+        gram = x @ x.mT
+        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if high else x
 
 
 def _rows(w: Tensor) -> Tensor:
