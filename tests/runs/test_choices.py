@@ -41,7 +41,7 @@ def test_images_and_device_decide(count, size, device, encoder, batch, epochs, v
 PARTS = {"method.views": 4, "method.against": "mean", "head.layers": 3, "objective.temperature": 0.2}
 PARTS |= {"views.preset": "parts", "encoder.name": "quick", "optimizer.name": "muon", "optimizer.filters": True}
 PARTS |= {"optimizer.lr": 7e-3}
-NARROW = {"encoder.widths": (32, 64, 128), "encoder.depth": 2}
+NARROW = {"encoder.widths": (32, 64, 128), "encoder.depth": 2, "head.hidden": 256}
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def choose(count: int, height: int, width: int, device: str, *, parts: bool = Fa
     why = "small parts of each image learn more in the same time than two enlarged crops"
     values: dict[str, object] = {"method.views": PARTS, "method.against": "mean", "views.size": (cut, cut)}
     values |= {"optimizer.filters": True, "optimizer.lr": 7e-3, "head.layers": 3, "objective.temperature": 0.2}
-    values |= {"encoder.widths": (32, 64, 128), "encoder.depth": 2} if cpu else {}
+    values |= {"encoder.widths": (32, 64, 128), "encoder.depth": 2, "head.hidden": 256} if cpu else {}
     chosen |= {"views.preset": ("parts", why), "optimizer.name": ("muon", "it learns them faster than Adam")}
     return chosen | {path: (value, why) for path, value in values.items()}
 

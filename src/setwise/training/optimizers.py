@@ -141,7 +141,7 @@ def orthogonal(matrix: Tensor, *, steps: int = 5) -> Tensor:
     In bfloat16 on a GPU.
     """
     a, b, c = QUINTIC
-    x = matrix.bfloat16() if matrix.is_cuda else matrix
+    x = _quick(matrix)
     high = x.shape[0] > x.shape[1]
     x = x.mT if high else x
     x = x / x.norm().clamp(min=1e-7)
@@ -149,6 +149,10 @@ def orthogonal(matrix: Tensor, *, steps: int = 5) -> Tensor:
         gram = x @ x.mT
         x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x.mT if high else x
+
+
+def _quick(matrix: Tensor) -> Tensor:
+    return matrix.bfloat16() if matrix.is_cuda else matrix
 
 
 def _rows(w: Tensor) -> Tensor:
