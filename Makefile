@@ -16,7 +16,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 demo: $(VENV)/.ready  ## learn from the embedded digits, leave out/demo/index.html: about a minute
 	$(BIN)/setwise demo
 
-test: $(VENV)/.ready  ## the default suite, under 8 minutes on 2 cores
+test: $(VENV)/.ready  ## the default suite, about 9 minutes on 2 cores
 	$(BIN)/python -m pytest -n 2 -m "not slow"
 
 test-all: $(VENV)/.ready
