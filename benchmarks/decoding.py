@@ -33,7 +33,7 @@ from PIL import Image, ImageFile, ImageOps, JpegImagePlugin
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 import setwise as sw
-from setwise.data import store, workers
+from setwise.data import index, workers
 from setwise.data.formats import decode
 
 CLASSES = 10
@@ -202,7 +202,7 @@ def main() -> None:
     options = parser.parse_args()
     count, side, folder = options.workers, options.size, options.folder / f"jpegs-{options.images}"
     workers.processors = lambda *_, **__: count
-    store.FEW_FILES = 0
+    index.FEW_FILES = 0
     root = options.folder / "root"
     size = make(folder, options.images, options.distinct)
     for path in folder.glob("*/*.jpg"):

@@ -23,13 +23,13 @@ from torch import Tensor, nn
 import setwise.records as records
 import setwise.register as register
 import setwise.runs as runs
-from setwise.checks import imported, see
+from setwise.checks import see
 from setwise.data import ImageSet, PairSet
 from setwise.data.api import Where
 from setwise.data.formats.folder import CPU_SIDE
 from setwise.data.formats.folder import NAME as IMAGE_FOLDER
 from setwise.data.loading import source_of
-from setwise.encoders.backbones import WANTED
+from setwise.encoders.backbones import check_package
 from setwise.evaluation.embedding import EmbeddingTable
 from setwise.evaluation.features import extract, frozen
 from setwise.paper.recipes import recipe as recipe_by_name
@@ -53,7 +53,6 @@ PAIRS = {  # of pairs, by what their first side is made of
 }
 FILES = {"feature-pairs": "features", "captions": "images", "halves": "halves"}  # kinds of sources that are not ids
 Place = str | os.PathLike[str]
-LIBRARIES = {"timm/": "timm", "torchvision/": "torchvision.models"}  # of encoders, by how their names begin
 OWN = "sw.data.from_images makes an ImageSet of files, arrays and data sets"
 LoggerChoice = str | Mapping[str, object]  # its name, or a table of "name" and its options
 
@@ -242,7 +241,8 @@ def pretrain(
             chosen, changes = checkpoints.load(folder).recipe.changed(changes), None
         if processes.first:
             check_place(folder)
-        _check_packages(chosen)
+        for one in filter(None, (chosen.encoder, chosen.second_encoder)):
+            check_package(one.name)
         source = chosen.data.source
         file = "pairs" in source_entry(source).takes and Path(source).is_file()
         if source not in register.data and (file or Path(source).is_dir()):  # the run finds its data from elsewhere too
@@ -263,14 +263,6 @@ def pretrain(
         if alone:
             leave()
     return load_run(folder) if processes.first else Run(folder)
-
-
-def _check_packages(recipe: Recipe) -> None:
-    """Raise if the recipe's encoders are of a library that is not here."""
-    for encoder in filter(None, (recipe.encoder, recipe.second_encoder)):
-        for family, module in LIBRARIES.items():
-            if encoder.name.startswith(family):
-                imported(module, *WANTED)
 
 
 def load_run(folder: Place) -> Run:

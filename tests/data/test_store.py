@@ -19,6 +19,7 @@ from setwise.cli import main
 from setwise.data import DataError, store, workers
 from setwise.data.fetching import limits
 from setwise.data.formats import decode
+from setwise.data.index import VERSION
 from setwise.recipe import Recipe
 from setwise.runs import pretraining
 
@@ -134,7 +135,7 @@ def test_few_files_are_not_kept_and_many_are_decoded_once(photos, root, decodes,
     first = sw.data.load(photos)
     assert not root.exists()
     assert len(decodes()) == 40
-    monkeypatch.setattr(store, "FEW_FILES", 10)
+    monkeypatch.setattr("setwise.data.index.FEW_FILES", 10)
     for where in ("resident", "mapped", "auto"):
         again = sw.data.load(photos, pixels=where)
         assert torch.equal(rows(again), first.images)
@@ -148,7 +149,7 @@ def test_few_files_are_not_kept_and_many_are_decoded_once(photos, root, decodes,
 def test_resident_pixels_that_wait_are_read_once_and_only_where_they_are_left(photos, root, monkeypatch):
     whole = sw.data.load(photos, size=32).images
     assert sw.data.load(photos, size=32, wait=True).pixels is None, "few files are in no file"
-    monkeypatch.setattr(store, "FEW_FILES", 0)
+    monkeypatch.setattr("setwise.data.index.FEW_FILES", 0)
     waiting = sw.data.load(photos, size=32, wait=True)
     reads, read = [], sw.data.pixels.StoredPixels.read
     monkeypatch.setattr(
@@ -171,7 +172,7 @@ def test_resident_pixels_that_wait_are_read_once_and_only_where_they_are_left(ph
 
 
 def test_many_images_are_the_same_in_memory_of_their_own(photos, root, monkeypatch):
-    monkeypatch.setattr(store, "FEW_FILES", 0)
+    monkeypatch.setattr("setwise.data.index.FEW_FILES", 0)
     waiting = sw.data.load(photos, size=32, wait=True)
     few = waiting.in_memory().images
     monkeypatch.setattr(sw.data.pixels, "PART_BYTES", 3 * 3 * 32 * 32)
@@ -182,7 +183,7 @@ def test_many_images_are_the_same_in_memory_of_their_own(photos, root, monkeypat
 
 
 def test_a_device_gets_images_that_wait_through_little_memory(photos, root, monkeypatch):
-    monkeypatch.setattr(store, "FEW_FILES", 0)
+    monkeypatch.setattr("setwise.data.index.FEW_FILES", 0)
     waiting = sw.data.load(photos, size=32, wait=True).select(torch.tensor([7, 3, 39, 8, 0]), split="train")
     monkeypatch.setattr(sw.data.pixels, "WAY_BYTES", 2 * 3 * 32 * 32)
     out = torch.zeros(5, 3, 32, 32, dtype=torch.uint8)
@@ -192,7 +193,7 @@ def test_a_device_gets_images_that_wait_through_little_memory(photos, root, monk
 
 
 def test_a_run_whose_images_wait_until_they_are_on_the_device_is_the_same(photos, root, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(store, "FEW_FILES", 0)
+    monkeypatch.setattr("setwise.data.index.FEW_FILES", 0)
     for name in "ab":
         (photos / name).mkdir()
     for k, path in enumerate(sorted(photos.glob("*.png"))):
@@ -251,7 +252,7 @@ def test_a_full_disk_is_told_before_it_happens(photos, root, decodes, monkeypatc
         found = sw.data.load(photos, size=32, most_bytes=0)
     assert "in their files" in found.pixels.where
     assert torch.equal(rows(found), whole)
-    monkeypatch.setattr(store, "FEW_FILES", 0)
+    monkeypatch.setattr("setwise.data.index.FEW_FILES", 0)
     with pytest.warns(RuntimeWarning, match="in memory"):
         assert torch.equal(rows(sw.data.load(photos, size=32)), whole)
 
@@ -305,7 +306,7 @@ def test_a_damaged_file_is_made_again(photos, root, decodes, monkeypatch, damage
     elif damage == "no images":
         images.unlink()
     else:
-        monkeypatch.setattr(store, "VERSION", store.VERSION + 1)
+        monkeypatch.setattr("setwise.data.index.VERSION", VERSION + 1)
     index.write_bytes(raw)
     assert torch.equal(rows(sw.data.load(photos, size=32, pixels="mapped")), whole)
     assert 0 < len(decodes()) <= few

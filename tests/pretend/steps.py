@@ -198,7 +198,7 @@ def compare() -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     found: dict[str, float | str] = {}
-    optimizers._quick = lambda matrix: matrix  # type: ignore[assignment]  # a GPU's Muon multiplies in bfloat16
+    optimizers._working = lambda matrix: matrix  # type: ignore[assignment]  # a GPU's Muon multiplies in bfloat16
     with gpu.install(plain=True):
         for name, case in cases().items():
             if name not in EIGENVALUES:

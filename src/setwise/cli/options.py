@@ -16,3 +16,14 @@ Images = Annotated[
 SkipBroken = Annotated[bool, tyro.conf.arg(help="leave out broken files")]
 FollowLinks = Annotated[bool, tyro.conf.arg(help="read links out of the folder and to folders")]
 Use = Annotated[tuple[Path, ...], tyro.conf.arg(help="Python files that register more")]
+
+
+def add_term(terms: dict[str, str | None], words: str) -> None:
+    """Add NAME=WEIGHT, or NAME alone, to the weights of set-level terms; "none" takes all away."""
+    name, _, weight = words.partition("=")
+    if name == "none":
+        terms.clear()
+        return
+    if name in terms:
+        raise ValueError(f"expected every set-level term once, got {name} twice; leave one of them out")
+    terms[name] = weight or None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from setwise.cli.options import Device, Root, Use
+from setwise.cli.options import Device, Root, Use, add_term
 from setwise.registry import convert, nearest
 from setwise.walking import ahead
 
@@ -110,11 +110,8 @@ def _add(line: CommandLine, name: str, values: list[str]) -> None:
     if not values and (name in ("term", "logger") or name.startswith("logger.") or KINDS.get(name, bool) is not bool):
         raise ValueError(f"expected a value after {typed}, got none")
     if name == "term":
-        term, _, weight = values[0].partition("=")
-        line.terms = {} if line.terms is None or term == "none" else line.terms
-        if term in line.terms:
-            raise ValueError(f"expected every set-level term once, got {term} twice; leave one of them out")
-        line.terms |= {} if term == "none" else {term: weight or None}
+        line.terms = line.terms or {}
+        add_term(line.terms, values[0])
     elif name == "logger":
         line.loggers += [{"name": value} for value in values]
     elif name.startswith("logger."):

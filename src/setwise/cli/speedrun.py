@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from setwise.cli.options import Device, Root, Use
+from setwise.cli.options import Device, Root, Use, add_term
 
 
 def speedrun(
@@ -47,9 +47,8 @@ def speedrun(
         changes[field] = value
     terms: dict[str, Any] = {}
     for words in term:
-        one, _, weight = words.partition("=")
-        terms[one] = weight or None
-    plan = compose(recipe, changes, terms or None)
+        add_term(terms, words)
+    plan = compose(recipe, changes, terms if term else None)
     timed_runs(
         plan.recipe,
         name=name or plan.name,

@@ -15,10 +15,11 @@ from torch import Tensor
 from setwise.data.api import DataError, ImageSet
 from setwise.data.formats.decode import Size, height_and_width, quiet_pillow, room, to_array
 from setwise.data.formats.folder import default_size, size_for
+from setwise.data.index import Files, stats
 from setwise.data.loading import load
 from setwise.data.pixels import Pixels
 from setwise.data.root import root_of
-from setwise.data.store import Files, decoded, stats
+from setwise.data.store import decoded
 
 CHANNELS = (1, 3)
 

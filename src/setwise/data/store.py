@@ -16,15 +16,12 @@ import itertools
 import json
 import mmap
 import os
-import secrets
 import shutil
 import time
 import warnings
-import zlib
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,52 +34,16 @@ from setwise.checks import see
 from setwise.data.api import DataError, Placement
 from setwise.data.fetching.cache import FOLDER, decoded_folders, writable
 from setwise.data.fetching.limits import available_bytes
-from setwise.data.formats.decode import RESIZE, SHOW_PROGRESS_FROM, quiet_pillow, read_image, reason, room
+from setwise.data.formats.decode import RESIZE, quiet_pillow, read_image, reason, room
+from setwise.data.index import UNKNOWN, VERSION, Broken, Files, Index, images_at, line_of, new_index, parsed, read_index
 from setwise.data.pixels import FilePixels, Pixels, StoredPixels
 from setwise.data.root import OPTION
 from setwise.data.workers import Place, for_each, scratch
 from setwise.locks import locked
 
-VERSION = 1  # of the index, and of what decode.py makes of a file
-FEW_FILES, FEW_BYTES = SHOW_PROGRESS_FROM, 32 * 2**20  # decoded in about a second: not kept
 WRITE_SECONDS = 1.0  # between lines of the index, each of which waits for the disk
-Stat = tuple[int, int]  # bytes of a file, and when it was changed, in nanoseconds
-Broken = list[tuple[int, str]]  # places of files, and what is wrong with them
 DIED = "decoding it ended the process: {}"
 HEAD_BYTES = 2**16  # of an index, which hold its first line
-UNKNOWN = (-1, -1)  # the Stat of no file
-
-
-@dataclass(frozen=True)
-class Files:
-    """Image files below a folder."""
-
-    folder: Path
-    names: Sequence[str]  # below the folder
-    stats: Sequence[Stat]
-
-    @property
-    def few(self) -> bool:
-        """Whether they are so few that decoding them anew is quick: then nothing is kept."""
-        return len(self.names) <= FEW_FILES and sum(length for length, _ in self.stats) <= FEW_BYTES
-
-    @property
-    def key(self) -> str:
-        """The name under which the folder's images are kept."""
-        return f"{self.folder.name[:50]}-{hashlib.sha256(os.fsencode(self.folder)).hexdigest()[:8]}"
-
-    @cached_property
-    def table(self) -> npt.NDArray[np.int64]:
-        """The Stat of each, [N, 2]."""
-        return _table(self.stats)
-
-    def paths(self) -> list[str]:
-        """Where the files are."""
-        return [os.path.join(self.folder, name) for name in self.names]
-
-
-def _table(stats: Sequence[Stat]) -> npt.NDArray[np.int64]:
-    return np.fromiter(itertools.chain.from_iterable(stats), np.int64, 2 * len(stats)).reshape(-1, 2)
 
 
 @dataclass(frozen=True)
@@ -235,83 +196,19 @@ def _lasting(error: DataError) -> bool:
     return not isinstance(cause, MemoryError) and not (isinstance(cause, OSError) and cause.strerror)
 
 
-@dataclass
-class _Index:
-    """An index file, read."""
-
-    path: Path
-    image_bytes: int
-    images: Path
-    names: list[str] = field(default_factory=list)  # an entry for each; of a file that changed there are several
-    stats: list[Stat] = field(default_factory=list)
-    rows: list[int | str] = field(default_factory=list)  # or what is wrong with the file
-
-    @cached_property
-    def last(self) -> dict[str, int]:
-        """The last entry of each file."""
-        return dict(zip(self.names, itertools.count()))
-
-    @property
-    def used(self) -> set[int]:
-        """Rows, also of files that have changed since."""
-        return {row for row in self.rows if not isinstance(row, str)}
-
-    def places(self, files: Files) -> npt.NDArray[np.int64]:
-        """The last entry of each of the files, -1 where there is none."""
-        return np.fromiter(map(self.last.get, files.names, itertools.repeat(-1)), np.int64, len(files.names))
-
-    def missing(self, files: Files) -> list[int]:
-        """Places of the files that are not in it as they are now."""
-        known, now = _table([*self.stats, UNKNOWN])[self.places(files)], files.table  # of entry -1: UNKNOWN
-        same = (known == now).all(1) & (now != UNKNOWN).any(1)
-        return np.flatnonzero(~same).tolist()
-
-    def open(self, files: Files, size: tuple[int, int]) -> tuple[StoredPixels, Broken]:
-        """The pixels of all ``files``, none of which is missing."""
-        entries = self.places(files)
-        found = np.array([-1 if isinstance(row, str) else row for row in self.rows], np.int64)[entries]
-        broken = [(k, str(self.rows[entries[k]])) for k in np.flatnonzero(found < 0).tolist()]
-        rows = torch.from_numpy(found[found >= 0])
-        shape = (int(found.max(initial=-1)) + 1, 3, *size)
-        if not len(rows):
-            self.images.touch()
-        return StoredPixels(self.images, shape, rows=rows), broken
-
-    def mostly_stale(self, files: Files) -> bool:
-        """Whether most rows are of files that changed or are gone."""
-        listed = dict(zip(files.names, files.stats, strict=True))
-        live = 0
-        for name, k in self.last.items():
-            now = listed.get(name) or _stat(os.path.join(files.folder, name))
-            live += isinstance(self.rows[k], int) and now == self.stats[k]
-        return 2 * live < len(self.used)
-
-
-def _stat(path: str) -> Stat | None:
-    with suppress(OSError):
-        status = os.stat(path)
-        return status.st_size, status.st_mtime_ns
-    return None
-
-
-def stats(paths: Sequence[str | Path]) -> list[Stat]:
-    """Length and time of each file; of a missing one, values that no file has."""
-    return [_stat(os.fspath(path)) or UNKNOWN for path in paths]
-
-
 def _kept(files: Files, size: tuple[int, int], root: Path) -> tuple[StoredPixels, Broken] | None:
     """Pixels in the file where they are kept, decoded there now if they are not yet; None where none can be kept."""
     folders = decoded_folders(root)
     for folder in folders:
         with suppress(OSError, DataError):  # it is being replaced
-            index = _read_index(folder / files.key, size)
+            index = read_index(folder / files.key, size)
             if index is not None and not index.missing(files):
                 return index.open(files, size)
     with writable(folders, files.key) as kept:
         if kept is None:
             return None
         place = kept / files.key
-        index = _read_index(place, size)  # another process may have been here
+        index = read_index(place, size)  # another process may have been here
         if index is None or (index.missing(files) and index.mostly_stale(files)):
             index = None
         if index is None or index.missing(files):
@@ -319,13 +216,13 @@ def _kept(files: Files, size: tuple[int, int], root: Path) -> tuple[StoredPixels
         return index.open(files, size)
 
 
-def _add(index: _Index | None, place: Path, files: Files, size: tuple[int, int]) -> _Index:
+def _add(index: Index | None, place: Path, files: Files, size: tuple[int, int]) -> Index:
     """Decode what is missing into the file, a new one if there is no ``index``."""
     missing = list(range(len(files.names))) if index is None else index.missing(files)
     image_bytes = 3 * size[0] * size[1]
-    _check_room(place, [] if index else _images(place, size), len(missing), size)
+    _check_room(place, [] if index else images_at(place, size), len(missing), size)
     if index is None:
-        index = _new_index(place, files.folder, size)
+        index = new_index(place, files.folder, size)
     used = index.used
     free = (row for row in itertools.count() if row not in used)
     rows = list(itertools.islice(free, len(missing)))
@@ -341,7 +238,7 @@ def _add(index: _Index | None, place: Path, files: Files, size: tuple[int, int])
             nonlocal written
             if waiting:
                 os.fsync(out)  # the rows first
-                lines.write(_line(waiting))
+                lines.write(line_of(waiting))
                 lines.flush()
                 os.fsync(lines.fileno())
                 waiting.clear()
@@ -363,7 +260,7 @@ def _add(index: _Index | None, place: Path, files: Files, size: tuple[int, int])
             ) from error
         finally:
             write()
-    found = _read_index(place, size)
+    found = read_index(place, size)
     if found is None or not found.last.keys() >= set(files.names):
         raise OSError(f"expected whole files in {place} after decoding, got damaged ones; is the disk full?")
     return found
@@ -380,67 +277,6 @@ def _check_room(place: Path, replaced: Sequence[Path], count: int, size: tuple[i
             f"got {free:,} that are free; free some (`setwise data clean` removes decoded images), name another disk "
             f"by {OPTION}, {RESIZE}, or decode whenever needed by --pixels files, {see('how-to/your-data#pixels')}"
         )
-
-
-def _images(place: Path, size: tuple[int, int]) -> list[Path]:
-    return list(place.glob(f"{size[0]}x{size[1]}-*.images"))
-
-
-def _header(folder: str, images: str) -> dict[str, Any]:
-    import PIL
-
-    return {"version": VERSION, "pillow": PIL.__version__, "folder": folder, "images": images}
-
-
-def _line(value: object) -> bytes:
-    """A line of an index: a checksum and JSON."""
-    text = json.dumps(value).encode()
-    return b"\n%08x %b\n" % (zlib.crc32(text), text)  # the line before may have been cut off
-
-
-def _parsed(line: bytes) -> Any:
-    """What a line says; None if it is not whole."""
-    with suppress(ValueError):
-        if int(line[:8], 16) == zlib.crc32(line[9:]):
-            return json.loads(line[9:])
-    return None
-
-
-def _new_index(place: Path, folder: Path, size: tuple[int, int]) -> _Index:
-    """An empty one, in place of any other."""
-    place.mkdir(exist_ok=True)
-    for stale in _images(place, size):
-        stale.unlink()
-    name = f"{size[0]}x{size[1]}"
-    images = place / f"{name}-{secrets.token_hex(4)}.images"
-    images.touch()
-    path = place / f"{name}.index"
-    partial = place / f".{name}.index"
-    partial.write_bytes(_line(_header(str(folder), images.name)))
-    os.replace(partial, path)
-    return _Index(path, 3 * size[0] * size[1], images)
-
-
-def _read_index(place: Path, size: tuple[int, int]) -> _Index | None:
-    """The index of images of that size; None if there is none, or if it is damaged or of another version."""
-    path = place / f"{size[0]}x{size[1]}.index"
-    try:
-        header, *lines = [_parsed(line) for line in path.read_bytes().split(b"\n") if line] or [None]
-        if not isinstance(header, dict) or header != _header(str(header.get("folder")), str(header.get("images"))):
-            return None
-        images = place / Path(header["images"]).name
-        index = _Index(path, 3 * size[0] * size[1], images)
-        rows = images.stat().st_size // index.image_bytes
-    except OSError:
-        return None
-    for line in lines:  # rows beyond the file's end were cut off
-        whole = [entry for entry in line or () if isinstance(entry[3], str) or entry[3] < rows]
-        if whole:
-            names, lengths, changed, places = zip(*whole, strict=True)
-            index.names += names
-            index.stats += zip(lengths, changed, strict=True)
-            index.rows += places
-    return index
 
 
 def remembered_size(
@@ -498,7 +334,7 @@ def all_kept(root: Path) -> list[DecodedFolder]:
 def _head(path: Path) -> dict[str, Any] | None:
     """The first line of an index."""
     with path.open("rb") as file:
-        header = next(filter(None, map(_parsed, file.read(HEAD_BYTES).split(b"\n"))), None)
+        header = next(filter(None, map(parsed, file.read(HEAD_BYTES).split(b"\n"))), None)
     return header if isinstance(header, dict) and isinstance(header.get("folder"), str) else None
 
 

@@ -28,6 +28,16 @@ class Backbone(nn.Module):
         return features
 
 
+LIBRARIES = {"timm/": "timm", "torchvision/": "torchvision.models"}  # by how the names of their networks begin
+
+
+def check_package(name: str) -> None:
+    """Raise if the encoder is of a library that is not here."""
+    for family, module in LIBRARIES.items():
+        if name.startswith(family):
+            imported(module, *WANTED)
+
+
 @register.encoder("timm/", about="Any network of timm, without its classifier.")
 def timm_network(
     name: str,

@@ -10,7 +10,7 @@ from setwise.encoders.weights import Weights, draw_weights_
 
 
 class Stage(nn.Module):
-    """Convolutions of 3×3 with BatchNorm and GELU; the first one's output is halved, and the last one adds to it."""
+    """3×3 convolutions, BatchNorm, GELU. The first one halves the image; the last one, of three or more, adds to it."""
 
     def __init__(self, channels_in: int, channels: int, depth: int) -> None:
         super().__init__()
@@ -20,11 +20,13 @@ class Stage(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, C_in, H, W] → [B, C, H/2, W/2]."""
-        first = x = F.gelu(self.norms[0](F.max_pool2d(self.convs[0](x), 2)))
-        last = len(self.convs) - 1
-        for i in range(1, last + 1):
+        x = F.gelu(self.norms[0](F.max_pool2d(self.convs[0](x), 2)))
+        first, depth = x, len(self.convs)
+        for i in range(1, depth):
             x = self.norms[i](self.convs[i](x))
-            x = F.gelu(x + first if i == last > 1 else x)
+            if i == depth - 1 and depth > 2:
+                x = x + first
+            x = F.gelu(x)
         return x
 
 
@@ -56,7 +58,7 @@ class Quick(nn.Module):
         return features
 
 
-@register.encoder("quick", about="Three stages of wide convolutions: for small images on a GPU, with --compile.")
+@register.encoder("quick", about="Three stages of wide convolutions, for small images; on a GPU with --compile.")
 def quick(
     channels: int, *, widths: tuple[int, ...] = (128, 384, 512), depth: int = 3, weights: Weights = "released"
 ) -> nn.Module:

@@ -123,8 +123,9 @@ class Muon(torch.optim.Optimizer):
                 if w.grad is None:
                     continue
                 g = _rows(w.grad)
-                v = self.state[w].setdefault("momentum_buffer", torch.zeros_like(g))
-                v.lerp_(g, 1 - self._momentum)
+                if "momentum_buffer" not in self.state[w]:
+                    self.state[w]["momentum_buffer"] = torch.zeros_like(g)
+                v = self.state[w]["momentum_buffer"].lerp_(g, 1 - self._momentum)
                 u = orthogonal(g.lerp(v, self._momentum)).to(w.dtype).mul_(0.2 * max(g.shape) ** 0.5)
                 step = u if w.ndim == 2 else u.view(w.shape[0], *w.shape[2:], w.shape[1]).movedim(-1, 1)
                 w.sub_(step.add(w, alpha=group["weight_decay"]) * group["lr"])
@@ -136,12 +137,10 @@ QUINTIC = (3.4445, -4.7750, 2.0315)  # Jordan's: singular values come near to 1 
 def orthogonal(matrix: Tensor, *, steps: int = 5) -> Tensor:
     """Nearly U Vᵀ of a matrix U S Vᵀ: singular values between about 0.7 and 1.2, by Newton and Schulz.
 
-        X = X / |X|,  then  X = a X + (b XXᵀ + c (XXᵀ)²) X  in each step
-
-    In bfloat16 on a GPU.
+    X = X / |X|,  then  X = a X + (b XXᵀ + c (XXᵀ)²) X  in each step
     """
     a, b, c = QUINTIC
-    x = _quick(matrix)
+    x = _working(matrix)
     high = x.shape[0] > x.shape[1]
     x = x.mT if high else x
     x = x / x.norm().clamp(min=1e-7)
@@ -151,7 +150,8 @@ def orthogonal(matrix: Tensor, *, steps: int = 5) -> Tensor:
     return x.mT if high else x
 
 
-def _quick(matrix: Tensor) -> Tensor:
+def _working(matrix: Tensor) -> Tensor:
+    """It in the precision in which it is multiplied."""
     return matrix.bfloat16() if matrix.is_cuda else matrix
 
 

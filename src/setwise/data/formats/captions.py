@@ -15,8 +15,9 @@ from setwise.data.api import DataError, Placement
 from setwise.data.formats.decode import Size, height_and_width
 from setwise.data.formats.folder import default_size
 from setwise.data.formats.listing import one_line
+from setwise.data.index import Files, stats
 from setwise.data.pairs import PairSet, Side
-from setwise.data.store import Files, decoded, stats
+from setwise.data.store import decoded
 from setwise.data.texts import IdRows, Tokenizer, read_columns, read_sets
 
 NAME = "captions"

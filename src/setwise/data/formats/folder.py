@@ -15,7 +15,8 @@ from setwise.checks import check_count, check_option
 from setwise.data.api import DataError, ImageSet, Placement
 from setwise.data.formats.decode import SHOW_PROGRESS_FROM, Size, height_and_width, image_size, quiet_pillow
 from setwise.data.formats.listing import Listing, list_split, one_line
-from setwise.data.store import Files, decoded, remembered_size
+from setwise.data.index import Files
+from setwise.data.store import decoded, remembered_size
 from setwise.data.workers import Place, for_each
 from setwise.walking import SPLITS
 
