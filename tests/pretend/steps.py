@@ -75,6 +75,10 @@ def recipes() -> dict[str, Recipe]:
             "encoder": {"name": "quick", "widths": (8, 8, 8)},
             "views": {"preset": "patches", "crop": "part", "size": (8, 8)},
         },
+        "neighbours": {
+            "method": {"name": "neighbours", "views": 3, "start": 0.4},
+            "objective": {"loss": "nt-xent", "terms": QARE},
+        },
         "growing parts": {
             "method": {"name": "contrastive", "views": 3},
             "encoder": "resnet8",

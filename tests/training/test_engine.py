@@ -31,13 +31,15 @@ OWN_LOSS = {  # with a term, and a moving mean of the weights
     "mocov3": {"name": "mocov3", "momentum": 0.9},
     "swav": {"name": "swav", "prototypes": 20, "small": 1, "small_side": 1.0},
     "dino": {"name": "dino", "prototypes": 20, "momentum": 0.9, "small": 1, "small_side": 1.0},
+    "neighbours": {"name": "neighbours", "start": 0.4},
 }
 QARE = {"loss": "built-in", "terms": [{"term": "qare", "weight": 0.5}]}
 
 
 def few_epochs(name):
     if name in OWN_LOSS:
-        return Recipe.read({"method": OWN_LOSS[name], "objective": QARE, "ema": 0.9, "epochs": 2, "batch": 60})
+        objective = QARE | ({"loss": "info-nce"} if name == "neighbours" else {})
+        return Recipe.read({"method": OWN_LOSS[name], "objective": objective, "ema": 0.9, "epochs": 2, "batch": 60})
     return replace(named(f"released/digits-conv4-{name}"), epochs=2, batch=60)
 
 

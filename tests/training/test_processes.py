@@ -98,6 +98,7 @@ TREES = {
         "head": {"layers": 3},
     },
     "resnet8": {"objective": QARE, "encoder": "resnet8"},
+    "neighbours": {"method": {"name": "neighbours", "views": 3, "start": 0.0}, "objective": QARE},
     "supervised": {"method": "supervised", "optimizer": {"name": "sgd", "lr": 0.05}},
     "rotation": {"method": "rotation"},
     "matching": {

@@ -14,6 +14,7 @@ from setwise.methods.many_patches import ManyPatches
 from setwise.methods.matching import Matching
 from setwise.methods.method import Batch, Method, Parts
 from setwise.methods.mocov3 import MoCoV3
+from setwise.methods.neighbours import Neighbours
 from setwise.methods.pairs import Pairs
 from setwise.methods.rotation import Rotation
 from setwise.methods.simsiam import SimSiam
@@ -32,6 +33,7 @@ __all__ = [
     "Matching",
     "Method",
     "MoCoV3",
+    "Neighbours",
     "Pairs",
     "Parts",
     "Rotation",

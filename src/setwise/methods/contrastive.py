@@ -50,10 +50,14 @@ class Contrastive(Method):
 
     def compare(self, encoded: tuple[Tensor, ...], batch: Batch) -> dict[str, Tensor]:
         """The loss, and its pairwise and set-level parts where it has them. The head sees the whole batch."""
-        joined = self.crops.joined(encoded)
-        z = self._pairs(self.head(joined))
-        h = self._pairs(joined) if self._on_features else z
-        found = [self._terms(*pair, features) for pair, features in zip(z, h, strict=True)]
+        h = self.crops.joined(encoded)
+        return self._compare(self.head(h), h)
+
+    def _compare(self, z: Tensor, h: Tensor) -> dict[str, Tensor]:
+        """The same, from embeddings and features of all views as one batch."""
+        pairs = self._pairs(z)
+        features = self._pairs(h) if self._on_features else pairs
+        found = [self._terms(*pair, one) for pair, one in zip(pairs, features, strict=True)]
         if len(found) == 1:
             return found[0]
         return {name: torch.stack([one[name] for one in found]).mean() for name in found[0]}
