@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import setwise.register as register
 from setwise.encoders.weights import Weights, draw_weights_
+
+Pool = Literal["mean", "max", "mean-then-max"]
 
 
 class Stage(nn.Module):
@@ -39,7 +43,13 @@ class Quick(nn.Module):
     least = 8  # pixels a side: each stage halves them
 
     def __init__(
-        self, channels: int, *, widths: tuple[int, ...] = (128, 384, 512), depth: int = 3, weights: Weights = "released"
+        self,
+        channels: int,
+        *,
+        widths: tuple[int, ...] = (128, 384, 512),
+        depth: int = 3,
+        pool: Pool = "mean",
+        weights: Weights = "released",
     ) -> None:
         super().__init__()
         if len(widths) != 3 or not all(isinstance(n, int) and n > 0 for n in widths):
@@ -49,18 +59,25 @@ class Quick(nn.Module):
         stem = 32
         self.stem = nn.Sequential(nn.Conv2d(channels, stem, 3, 1, 1, bias=False), nn.BatchNorm2d(stem), nn.GELU())
         self.stages = nn.Sequential(*(Stage(a, b, depth) for a, b in zip((stem, *widths[:-1]), widths, strict=True)))
-        self.features = widths[-1]
+        self.features, self.pool = widths[-1], pool
         draw_weights_(self, weights)
 
     def forward(self, images: Tensor) -> Tensor:
         """Features [B, widths[-1]] of images [B, C, H, W]."""
-        features: Tensor = self.stages(self.stem(images)).mean((2, 3))
+        x = self.stages(self.stem(images))
+        largest = self.pool == "max" or (self.pool == "mean-then-max" and not self.training)
+        features: Tensor = x.amax((2, 3)) if largest else x.mean((2, 3))
         return features
 
 
 @register.encoder("quick", about="Three stages of wide convolutions, for small images; on a GPU with --compile.")
 def quick(
-    channels: int, *, widths: tuple[int, ...] = (128, 384, 512), depth: int = 3, weights: Weights = "released"
+    channels: int,
+    *,
+    widths: tuple[int, ...] = (128, 384, 512),
+    depth: int = 3,
+    pool: Pool = "mean",
+    weights: Weights = "released",
 ) -> nn.Module:
-    """The last width is the number of features."""
-    return Quick(channels, widths=widths, depth=depth, weights=weights)
+    """The last width is the number of features: of each map its mean, or its largest value, be it in training or not."""
+    return Quick(channels, widths=widths, depth=depth, pool=pool, weights=weights)
