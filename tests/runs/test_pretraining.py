@@ -393,21 +393,24 @@ def test_the_commit_is_that_of_the_source(tmp_path, monkeypatch):
         return environment.environment(torch.device("cpu"))["commit"]
 
     folder = tmp_path / "checkout"
-    folder.mkdir()
-    (folder / "records.py").write_text("1")
+    (folder / "room").mkdir(parents=True)
+    (folder / "room" / "records.py").write_text("1")
+    (folder / "loss.py").write_text("1")
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
     monkeypatch.delenv("SETWISE_COMMIT", raising=False)
-    assert commit(folder / "records.py") is None, "no checkout"
+    assert commit(folder / "room" / "records.py") is None, "no checkout"
     monkeypatch.setenv("SETWISE_COMMIT", "0123abc")
-    assert commit(folder / "records.py") == "0123abc"
+    assert commit(folder / "room" / "records.py") == "0123abc"
     git("init", "-q")
-    git("add", "records.py")
+    git("add", ".")
     git("commit", "-q", "-m", "one")
     head = git("rev-parse", "HEAD").strip()
-    os.utime(folder / "records.py", (1, 1))  # which git would note in its index, under a lock
+    os.utime(folder / "room" / "records.py", (1, 1))  # which git would note in its index, under a lock
     index = (folder / ".git" / "index").read_bytes()
-    assert commit(folder / "records.py") == head
+    assert commit(folder / "room" / "records.py") == head
     assert (folder / ".git" / "index").read_bytes() == index
-    (folder / "records.py").write_text("2")
-    assert commit(folder / "records.py") == f"{head}+"
-    assert commit(folder / "installed.py") is None, "a package inside of someone's checkout is not of its commit"
+    (folder / "loss.py").write_text("2")  # in another room of the package
+    assert commit(folder / "room" / "records.py") == f"{head}+"
+    assert commit(folder / "room" / "installed.py") is None, (
+        "a package inside of someone's checkout is not of its commit"
+    )

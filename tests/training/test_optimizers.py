@@ -151,15 +151,16 @@ def test_torchs_own_take_the_same_steps_and_keep_no_graph(name, kind):
         torch.testing.assert_close(mine, theirs, rtol=1e-14, atol=0)
 
 
-def test_a_first_step_waits_for_no_compiler():
+@pytest.mark.parametrize("name", register.optimizer)
+def test_a_first_step_waits_for_no_compiler(name):
     """torch's optimisers import it, which takes a second or two."""
-    code = """
+    code = f"""
 import sys, torch
 from setwise.data import load
 from setwise.recipe import Recipe
 from setwise.training.engine import Engine
-from setwise.training.optimizers import orthogonal
-recipe = Recipe.read({"method": "contrastive", "epochs": 1, "batch": 50, "objective": {"loss": "info-nce"}})
+tree = {{"method": "contrastive", "epochs": 1, "batch": 50, "objective": "info-nce", "optimizer": "{name}"}}
+recipe = Recipe.read(tree)
 data = load("digits").select(torch.arange(100), split="train")
 engine = Engine(recipe, data, seed=1, device=torch.device("cpu"))
 engine.begin(0)

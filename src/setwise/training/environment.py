@@ -45,7 +45,7 @@ def plain_path(word: str) -> str:
 
 def _commit() -> str | None:
     """The commit of this source, with "+" if the source was changed since; None where it is not a checkout."""
-    source = Path(__file__).parent
+    source = Path(__file__).parents[1]  # the package
 
     def git(*words: str) -> str:
         # Without locks: a process that is killed here would leave one, and then nobody could commit.

@@ -21,6 +21,13 @@ def _light(kind: type[T]) -> type[T]:
     return type(kind.__name__, (kind,), plain | {"step": torch.no_grad()(plain["step"])})
 
 
+class _Own(torch.optim.Optimizer):
+    """What our own are made of: as light."""
+
+    add_param_group = unwrap(torch.optim.Optimizer.add_param_group)
+    zero_grad = unwrap(torch.optim.Optimizer.zero_grad)
+
+
 Adam, AdamW, SGD = _light(torch.optim.Adam), _light(torch.optim.AdamW), _light(torch.optim.SGD)
 
 
@@ -43,7 +50,7 @@ def sgd(groups: Groups, *, lr: Rate = 0.1, momentum: float = 0.9, weight_decay: 
 
 
 @register.optimizer("lars", about="SGD whose step follows each layer's weights in length: for large batches.")
-class LARS(torch.optim.Optimizer):
+class LARS(_Own):
     """Layer-wise adaptive rates (You, Gitman and Ginsburg 2017).
 
         v = momentum · v + lr · ratio · (g + weight_decay · w),  w = w - v
@@ -85,7 +92,7 @@ class LARS(torch.optim.Optimizer):
 
 
 @register.optimizer("muon", about="Orthogonal steps for matrices, and for filters if asked; AdamW's for the rest.")
-class Muon(torch.optim.Optimizer):
+class Muon(_Own):
     """Muon (Jordan et al. 2024) for parameters of two dimensions, AdamW for all others, at one rate.
 
         v = v + (1 - momentum) · (g - v),  u = g + momentum · (v - g)
@@ -111,7 +118,7 @@ class Muon(torch.optim.Optimizer):
         others = [
             group | {"params": [w for w in group["params"] if not 2 <= w.ndim <= most]} for group in self.param_groups
         ]
-        self._rest = torch.optim.AdamW(others, lr, weight_decay=weight_decay, fused=True, capturable=_on_gpu(lr))
+        self._rest = AdamW(others, lr, weight_decay=weight_decay, fused=True, capturable=_on_gpu(lr))
         self._rest.state = self.state  # so that a checkpoint finds all of it
 
     @torch.no_grad()
