@@ -2,6 +2,7 @@
 
 import sys
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -255,3 +256,15 @@ def test_a_file_imports_nothing(ideas):
     recipe = Recipe.read(tree)
     assert Recipe.read(recipe.tree()) == recipe
     assert recipe.encoder.options == {"width": 6, "scale": 1.0}
+
+
+@pytest.mark.parametrize("pool", ["mean", "max", "mean-then-max"])
+def test_quick_pools_its_maps_as_it_is_told(pool):
+    encoder, x = sw.encoders.create("quick", channels=3, widths=(4, 4, 6), pool=pool), torch.randn(5, 3, 24, 16)
+    for training in (True, False):
+        encoder.train(training)
+        maps = encoder.stages(encoder.stem(x)).detach().numpy()
+        assert maps.shape == (5, 6, 3, 2)
+        largest = pool == "max" or (pool == "mean-then-max" and not training)
+        expected = maps.max((2, 3)) if largest else maps.mean((2, 3))
+        np.testing.assert_allclose(encoder(x).detach().numpy(), expected, rtol=1e-4, atol=1e-6)

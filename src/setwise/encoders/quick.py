@@ -35,9 +35,11 @@ class Stage(nn.Module):
 
 
 class Quick(nn.Module):
-    """A 3×3 stem, three stages of ``widths`` channels and ``depth`` convolutions, a mean over the image.
+    """A 3×3 stem, three stages of ``widths`` channels and ``depth`` convolutions, the mean or maximum of each map.
 
-    Its plan is that of airbench96 (Jordan 2024), a speed record with labels, less its whitened first layer.
+    Its plan is that of airbench96 (Jordan 2024), a speed record with labels, less its whitened first layer. With
+    ``pool="mean-then-max"`` it is trained by the mean, and its features in eval mode are the largest values: trained
+    on small parts of images, whose maps are small, and asked about whole images, it knows more neighbours so.
     """
 
     least = 8  # pixels a side: each stage halves them
@@ -79,5 +81,5 @@ def quick(
     pool: Pool = "mean",
     weights: Weights = "released",
 ) -> nn.Module:
-    """The last width is the number of features: of each map its mean, or its largest value, be it in training or not."""
+    """The last width is the number of features: of each map the mean or the largest value, as ``pool`` says."""
     return Quick(channels, widths=widths, depth=depth, pool=pool, weights=weights)

@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from setwise.checks import check_count, check_number
 from setwise.evaluation.inputs import check_splits
+from setwise.training.optimizers import Adam
 from setwise.training.schedule import epoch_order
 
 MAX_SEED = 2**63  # as for views
@@ -128,7 +129,7 @@ class _Regression:
         self.targets, self.logits = train_x.new_empty(n, classes), train_x.new_empty(n, classes)
         self.weight = first.clone()
         self.weight.grad = torch.zeros_like(first)
-        self.optimizer = torch.optim.Adam([self.weight], lr, fused=True, capturable=first.is_cuda)
+        self.optimizer = Adam([self.weight], lr, fused=True, capturable=first.is_cuda)
 
     @torch.no_grad()
     def epoch(self) -> None:
