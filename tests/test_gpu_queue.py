@@ -409,26 +409,6 @@ def test_what_is_left_follows_from_what_is_there(own_jobs, tmp_path):
         assert (left("halves-1") == 0) == (keys == tuned)
 
 
-@pytest.mark.parametrize("accuracies", [(0.91, 0.92), (0.9, 0.91, 0.88)])
-def test_no_record_is_made_before_validation_images_say_so(own_jobs, tmp_path, accuracies):
-    assert own_jobs.RECORD.to_go(tmp_path, {}) == 0
-    for accuracy, leaf in zip(accuracies, own_jobs.RACE.leaves, strict=False):
-        (tmp_path / leaf).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / leaf).write_text(json.dumps({"speedrun": {"knn10": accuracy, "target": 0.9}}))
-    assert own_jobs.RECORD.to_go(tmp_path, {}) == 0, "too few, or too low"
-    for leaf in own_jobs.RACE.leaves:
-        (tmp_path / leaf).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / leaf).write_text(json.dumps({"speedrun": {"knn10": 0.901, "target": 0.9}}))
-    ten = own_jobs.RECORD.to_go(tmp_path, {})
-    assert ten > 600
-    (tmp_path / own_jobs.FINAL.leaves[0]).parent.mkdir(parents=True)
-    for leaf in own_jobs.FINAL.leaves[:-1]:
-        (tmp_path / leaf).write_text("{}")
-    assert 0 < own_jobs.RECORD.to_go(tmp_path, {}) < ten / 3
-    (tmp_path / own_jobs.FINAL.leaves[-1]).write_text("{}")
-    assert own_jobs.RECORD.to_go(tmp_path, {}) == 0
-
-
 def test_runs_are_left_until_their_records_are_there(own_jobs, tmp_path):
     (tmp_path / "results").symlink_to(ROOT / "results")
     options = {"at_once": 1, "speed": 1.0, "piece": 1.0}

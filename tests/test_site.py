@@ -166,12 +166,13 @@ def test_the_page_of_speed_records_is_made_of_the_records(tmp_path, hooks):
 
 def test_the_page_of_speed_records_says_what_was_tried(hooks):
     shown = hooks().on_page_markdown((ROOT / "docs" / "speedrun.md").read_text())
-    for path in (ROOT / "results" / "speedrun" / "tried").rglob("seed-*.json"):
-        record = json.loads(path.read_text())
-        part = record["speedrun"]
-        assert f"| {part['pflop']:.3g} | {100 * part['knn10']:.2f} |" in shown
+    for folder in {path.parent for path in (ROOT / "results" / "speedrun" / "tried").rglob("seed-*.json")}:
+        seeds = [json.loads(path.read_text()) for path in folder.glob("seed-*.json")]
+        record, part = seeds[0], seeds[0]["speedrun"]
+        accuracy = fmean(100 * one["speedrun"]["knn10"] for one in seeds)
+        assert f"| {part['pflop']:.3g} | {accuracy:.2f} |" in shown
         if record["recipe"]["objective"].get("temperature") == 0.1 and record["epochs"]["epoch"][-1] == 40:
-            assert f"| `objective.temperature=0.1` | 9.28 | {100 * part['knn10']:.2f} |" in shown
+            assert f"| `objective.temperature=0.1` | 9.28 | {accuracy:.2f} |" in shown
     assert "objective.temperature=0.1" in shown
     steps = json.loads((ROOT / "results" / "bench-resnet18-h200.json").read_text())["ways"]
     assert all(f"| {way['name']} | {way['ms']:.2f} |" in shown for way in steps if "ms" in way)
@@ -181,9 +182,10 @@ def test_the_page_of_speed_records_shows_how_its_recipe_came_about(hooks):
     shown = hooks().on_page_markdown((ROOT / "docs" / "speedrun.md").read_text())
     folder = ROOT / "results" / "speedrun" / "tried"
     for place, words in hooks().PATH.items():
-        record = json.loads((folder / place / "seed-1.json").read_text())
-        part, own = record["speedrun"], record["recipe"]
-        assert f"| {words} | {part['pflop']:.3g} | {100 * part['knn10']:.1f} |" in shown
+        seeds = [json.loads(path.read_text()) for path in sorted((folder / place).glob("seed-*.json"))]
+        part, own = seeds[0]["speedrun"], seeds[0]["recipe"]
+        accuracy = fmean(100 * one["speedrun"]["knn10"] for one in seeds)
+        assert f"| {words} | {len(seeds)} | {part['pflop']:.3g} | {accuracy:.1f} |" in shown
         muon = "SGD" not in words and place != "prototype/d01-x-9pf"
         assert (own["optimizer"]["name"] == "muon") == muon, place
         assert (own["encoder"]["name"] == "quick") == ("crops" not in place)
