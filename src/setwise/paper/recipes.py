@@ -78,8 +78,8 @@ class Cell:
             return _pairs(self)
         if self.kind == "speedrun":
             return Recipe.read(SPEEDRUN[self.data, self.encoder])
-        if self.base in OWN_LOSS:
-            return _own_loss(self)
+        if self.base in PEERS:
+            return _as_peers(self)
         return _modern(self) if self.form == "modern" else _classification(self)
 
 
@@ -138,15 +138,27 @@ def _modern(cell: Cell) -> Recipe:
 
 LARS = {"name": "lars", "trust": 0.02, "clip": True}
 WEAK = {"preset": "modern", "saturation": 0.2}
-# Methods with a loss of their own. Their numbers for CIFAR and ResNet-18 are solo-learn's, of 1,000 epochs with batches
-# of 256, lightly's for FastSiam, and those of EMP-SSL's authors. Of their views, blur and solarisation are left out;
-# SwAV has no queue.
-OWN_LOSS: dict[str, Tree] = {
+# Methods, and losses of two views without negatives. Their numbers for CIFAR and ResNet-18 are solo-learn's, of 1,000
+# epochs with batches of 256, lightly's for FastSiam, and those of EMP-SSL's authors. Of their views, blur and
+# solarisation are left out; SwAV has no queue.
+PEERS: dict[str, Tree] = {
     "byol": {
         "method": {"name": "byol", "momentum": 0.99, "predictor": 4096},
         "head": {"hidden": 4096, "out": 256},
         "views": WEAK,
         "optimizer": LARS | {"lr": 1.0, "weight_decay": 1e-5},
+    },
+    "barlow-twins": {
+        "head": {"hidden": 2048, "out": 2048, "layers": 3},
+        "views": WEAK,
+        "optimizer": LARS | {"lr": 0.3, "weight_decay": 1e-4},
+        "objective": {"loss": "barlow-twins", "weight": 0.1},
+    },
+    "vicreg": {
+        "head": {"hidden": 2048, "out": 2048, "layers": 3},
+        "views": WEAK,
+        "optimizer": LARS | {"lr": 0.3, "weight_decay": 1e-4},
+        "objective": "vicreg",
     },
     "simsiam": {
         "method": {"name": "simsiam", "predictor": 512},
@@ -194,7 +206,7 @@ OWN_LOSS: dict[str, Tree] = {
 }
 
 
-def _own_loss(cell: Cell) -> Recipe:
+def _as_peers(cell: Cell) -> Recipe:
     """ResNet-18 as solo-learn, lightly or the method's authors train it on CIFAR."""
     trained = {"many-patches": "its authors train", "fastsiam": "lightly trains"}.get(cell.base, "solo-learn trains")
     base: Tree = {
@@ -206,7 +218,7 @@ def _own_loss(cell: Cell) -> Recipe:
         "drop_last": True,
         "schedule": {"name": "cosine", "warmup": 10},
     }
-    return Recipe.read(base | OWN_LOSS[cell.base])
+    return Recipe.read(base | PEERS[cell.base])
 
 
 def _matching(cell: Cell) -> Recipe:
@@ -339,12 +351,9 @@ def _all() -> list[Cell]:
         for encoder in ENCODERS
         for base, term in terms
     ]
-    cells += [Cell("classification", "modern", "cifar10", "resnet18", "simclr", term) for term in ("", "qare", "gap")]
-    cells += [
-        Cell("classification", "modern", data, "resnet18", base)
-        for data in ("cifar10", "cifar100")
-        for base in OWN_LOSS
-    ]
+    for data in ("cifar10", "cifar100"):
+        cells += [Cell("classification", "modern", data, "resnet18", "simclr", term) for term in ("", "qare", "gap")]
+        cells += [Cell("classification", "modern", data, "resnet18", base) for base in PEERS]
     encoders = {"multi30k": "bag", "feature-pairs": "mlp", "captions": "resnet18"}
     encoders |= {"cifar10-halves": "conv4", "digits-halves": "resnet8"}
     cells += [Cell("pairs", "pairs", data, encoder, "infonce") for data, encoder in encoders.items()]
