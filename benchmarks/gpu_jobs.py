@@ -118,12 +118,15 @@ PLACES = ("--out", "{out}/" + f"{SCRATCH}/runs", "--results", "{out}/" + RESULTS
 FRESH = range(101, 111)  # seeds that no choice has seen
 
 
-def race(name: str, about: str, words: str, kind: str, seeds: Sequence[int], seconds: float) -> Job:
+def race(
+    name: str, about: str, words: str, kind: str, seeds: Sequence[int], seconds: float, data: str = CIFAR10
+) -> Job:
     """Runs under the clock, of several seeds one after the other."""
     leaves = tuple(f"{RESULTS}/speedrun/{name}/{kind}/seed-{seed}.json" for seed in seeds)
     options = (*words.split(), "--seeds", *map(str, seeds), "--name", f"speedrun/{name}")
     words_of_all = (*SPEEDRUN, *options, *PLACES)
-    return Job(f"speedrun-{name}", about, words_of_all, seconds * len(seeds), "9 ms a step", leaves, data=(CIFAR10,))
+    title = f"speedrun-{name.replace('/', '-')}"
+    return Job(title, about, words_of_all, seconds * len(seeds), "9 to 11 ms a step", leaves, data=(data,))
 
 
 TERM = [
@@ -137,6 +140,28 @@ TERM = [
     )
     for name, term in (("plain", ""), ("qare", "--term qare=0.5"))
 ]
+
+
+# The table of methods: which term SimCLR has beside it is chosen on validation images, then all are run.
+LENGTHS = {"simclr": (200, 245), "byol": (200, 320), "barlow-twins": (200, 260), "vicreg": (200, 260)}
+LENGTHS |= {"many-patches": (30, 370)}  # epochs, and seconds of a run with its evaluation
+CHOICES = ("", "qare=0.5", "qare=2", "gap=0.5", "coding-rate=0.1")
+
+
+def compared() -> list[Job]:
+    """The runs of the table of methods, plain."""
+    made = []
+    for data, place in (("cifar10", CIFAR10), ("cifar100", CIFAR100)):
+        about, start = "docs/speedrun.md: which term do validation images choose", f"--recipe modern/{data}-resnet18-"
+        for term in CHOICES:
+            name, words = term.replace("=", "-") or "none", f"--term {term}" if term else ""
+            more = f"{start}simclr --change epochs=40 warmup=2 {words}"
+            made.append(race(f"terms/{data}/{name}", about, more, "validation", (1,), 55, place))
+        for method, (epochs, seconds) in LENGTHS.items():
+            more, seeds = f"{start}{method} --change epochs={epochs} --test", (1, 2, 3) if method == "simclr" else (1,)
+            about = "docs/speedrun.md: the table of methods"
+            made.append(race(f"methods/{data}/{method}", about, more, "test", seeds, seconds, place))
+    return made
 
 
 SEARCH = Job(
@@ -263,9 +288,10 @@ def tables() -> list[Job]:
 JOBS = (
     *measurements(),
     *TERM,
-    SEARCH,
     *findings(),
+    *compared(),
     STEP,
+    SEARCH,
     *map(tests, TESTS),
     *tables(),
     *(halves(part) for part in range(1, PARTS + 1)),

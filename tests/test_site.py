@@ -145,11 +145,11 @@ def test_the_results_page_is_made_of_the_records(tmp_path, hooks):
 
 def test_the_page_of_speed_records_is_made_of_the_records(tmp_path, hooks):
     page = (ROOT / "docs" / "speedrun.md").read_text()
-    shown = hooks().on_page_markdown(page)
+    shown = hooks("speed_page").on_page_markdown(page)
     assert shown.count("<svg viewBox") > 1
     assert "dkobak, ResNet-18, 500 epochs" in shown
-    assert "No record of ours yet" in hooks().speed_records(tmp_path)
-    assert hooks().speed_tries(tmp_path) == "None yet.\n"
+    assert "No record of ours yet" in hooks("speed_page").speed_records(tmp_path)
+    assert hooks("speed_page").speed_tries(tmp_path) == "None yet.\n"
     clock = {"seconds": 240.0, "data": 2.0, "network": 1.0, "kernels": 60.0, "training": 177.0}
     part = {"target": 0.9, "clock": clock, "pflop": 50.0, "gpu": "a GPU", "knn10": 0.902}
     for images in ("test", "validation"):
@@ -158,14 +158,14 @@ def test_the_page_of_speed_records_is_made_of_the_records(tmp_path, hooks):
         place = tmp_path / images / "seed-1.json"
         place.parent.mkdir()
         place.write_text(json.dumps(record))
-    shown = hooks().speed_records(tmp_path)
+    shown = hooks("speed_page").speed_records(tmp_path)
     assert "| by-test | test | 1 | 90.20 | yes, with 1 of 10 seeds | 4.00 | 3.00 |" in shown
     assert "by-validation" not in shown
     assert "No record" not in shown
 
 
 def test_the_page_of_speed_records_says_what_was_tried(hooks):
-    shown = hooks().on_page_markdown((ROOT / "docs" / "speedrun.md").read_text())
+    shown = hooks("speed_page").on_page_markdown((ROOT / "docs" / "speedrun.md").read_text())
     for folder in {path.parent for path in (ROOT / "results" / "speedrun" / "tried").rglob("seed-*.json")}:
         seeds = [json.loads(path.read_text()) for path in folder.glob("seed-*.json")]
         record, part = seeds[0], seeds[0]["speedrun"]
@@ -179,9 +179,9 @@ def test_the_page_of_speed_records_says_what_was_tried(hooks):
 
 
 def test_the_page_of_speed_records_shows_how_its_recipe_came_about(hooks):
-    shown = hooks().on_page_markdown((ROOT / "docs" / "speedrun.md").read_text())
+    shown = hooks("speed_page").on_page_markdown((ROOT / "docs" / "speedrun.md").read_text())
     folder = ROOT / "results" / "speedrun" / "tried"
-    for place, words in hooks().PATH.items():
+    for place, words in hooks("speed_page").PATH.items():
         seeds = [json.loads(path.read_text()) for path in sorted((folder / place).glob("seed-*.json"))]
         part, own = seeds[0]["speedrun"], seeds[0]["recipe"]
         accuracy = fmean(100 * one["speedrun"]["knn10"] for one in seeds)
@@ -189,6 +189,32 @@ def test_the_page_of_speed_records_shows_how_its_recipe_came_about(hooks):
         muon = "SGD" not in words and place != "prototype/d01-x-9pf"
         assert (own["optimizer"]["name"] == "muon") == muon, place
         assert (own["encoder"]["name"] == "quick") == ("crops" not in place)
+
+
+def test_methods_stand_beside_published_numbers(tmp_path, hooks):
+    page = hooks("speed_page")
+    assert "Not run yet: SimCLR, BYOL, Barlow Twins, VICReg" in page.speed_methods(tmp_path)
+    clock = {"seconds": 240.0, "data": 2.0, "network": 1.0, "kernels": 60.0, "training": 177.0}
+    part = {"target": 0.9, "clock": clock, "pflop": 50.0, "gpu": "a GPU", "images": "test"}
+    trees = {name: recipe(f"modern/cifar10-resnet18-{name}").tree() for name in ("simclr", "simclr-qare", "byol")}
+    for name, tree in trees.items():
+        for seed in (1, 2) if name.startswith("simclr") else (1,):
+            final = {"knn10_accuracy": 0.85 + seed / 100, "probe_accuracy": 0.9 + seed / 100}
+            record = {"format": records.FORMAT, "name": name, "seed": seed, "final": final, "recipe": tree}
+            record |= {"speedrun": part | {"knn10": final["knn10_accuracy"]}, "data": {"name": "cifar10"}}
+            place = tmp_path / "methods" / "cifar10" / name / "test" / f"seed-{seed}.json"
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_text(json.dumps(record))
+    shown = page.speed_methods(tmp_path)
+    deviation = stdev((91, 92))
+    assert f"| SimCLR | 2 | 91.50 ± {deviation:.2f} | 86.50 ± {deviation:.2f} | 4.0 | 50 | 90.74 |" in shown
+    assert f"| SimCLR, + 1 · `qare` | 2 | 91.50 ± {deviation:.2f} |" in shown
+    assert "| BYOL | 1 | 91.00 | 86.00 | 4.0 | 50 | 92.58 |" in shown
+    assert shown.index("| SimCLR | 2") < shown.index("| SimCLR, +") < shown.index("| BYOL")
+    assert "Not run yet: Barlow Twins, VICReg" in shown
+    records_shown = page.speed_records(tmp_path)
+    assert "No record of ours yet" in records_shown, "methods make no record"
+    assert "simclr-qare, a GPU, n = 2" in records_shown, "but they are in the picture"
 
 
 def test_every_method_and_term_has_a_page_with_its_options(hooks):
