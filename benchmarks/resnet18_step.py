@@ -25,6 +25,7 @@ from typing import Any, cast
 from unittest import mock
 
 import torch
+import torch._inductor.config as inductor
 
 import setwise.register as register
 from setwise.bench.step import images
@@ -64,12 +65,16 @@ class Way:
     qare: bool = True
     bf16: bool = True
     capture: bool = True
+    searched: int | None = None  # algorithms that cuDNN times for a convolution: torch's number is 10, 0 is all
+    tuned: bool = False  # the compiler tries sizes of blocks for norms and activations, too
 
 
 # Those that may be fastest first: a compilation takes up to a minute.
 WAYS = (
     Way("as setwise pretrain"),
     Way("encoder compiled", compile="encoder"),
+    Way("encoder compiled, all of cuDNN's algorithms", compile="encoder", searched=0),
+    Way("encoder compiled, blocks tuned", compile="encoder", tuned=True),
     Way("later stages compiled, block by block", compile="later"),
     Way("encoder compiled, max-autotune", compile="encoder", mode=AUTOTUNE),
     Way("batch 1024", batch=1024),
@@ -93,8 +98,12 @@ WAYS = (
 
 @contextmanager
 def kernels_of(way: Way) -> Iterator[None]:
-    """Our kernels, less those that the way does without."""
+    """Our kernels, less those that the way does without, and the libraries' search for theirs."""
     with ExitStack() as stack:
+        if way.searched is not None:
+            stack.enter_context(mock.patch.object(torch.backends.cudnn, "benchmark_limit", way.searched))
+        if way.tuned:
+            stack.enter_context(inductor.patch(coordinate_descent_tuning=True, max_autotune_pointwise=True))
         for module, wanted in ((conv, way.kernels), (view_kernels, way.view_kernel)):
             if not wanted:
                 stack.enter_context(mock.patch.object(module, "usable", return_value=False))

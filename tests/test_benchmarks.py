@@ -191,3 +191,38 @@ def test_a_search_goes_on_where_it_was_and_stops_in_time(script, tmp_path, monke
     assert 2 <= len(found) < 40
     assert "of 40 trials" in capsys.readouterr().out
     assert not list(Path("found").rglob("*.failed"))
+
+
+def test_kernels_are_told_apart_by_their_names(script):
+    kernels = script("step_kernels")
+    for name, kind in (
+        ("sm90_xmma_dgrad_implicit_gemm_bf16bf16_bf16f32", "convolutions"),
+        ("void convolve_common_engine_float_NHWC<__nv_bfloat16", "convolutions"),
+        ("triton_poi_fused_add_convolution_backward_native_batch_norm_backward_29", "compiled: norms"),
+        ("nvjet_sm90_tst_64x48_64x15_2x4_h_bx_NNT", "matrix products"),
+        ("void cutlass::Kernel2<cutlass_80_simt_sgemm_128x64_8x5_nt_align1>", "matrix products"),
+        ("memcpy32_post", "copies"),
+        ("void at::native::(anonymous namespace)::lerp_scalar_kernel(at::TensorIteratorBase&", "torch's elementwise"),
+        ("row_losses", "ours"),
+    ):
+        assert kernels.kind_of(name).startswith(kind), name
+    found = kernels.by_kind([("nvjet_a", 40.0, 2), ("nvjet_b", 8.0, 4), ("eigh", 300.0, 2)], steps=2)
+    assert found["kinds"] == {
+        kernels.OURS: {"ms": 0.15, "launches": 1.0},
+        "matrix products": {"ms": pytest.approx(0.024), "launches": 3.0},
+    }
+    assert found["small"] == {"ms": 0.004, "launches": 2.0}
+
+
+def test_a_step_is_seen_in_parts(script, tmp_path, capsys, monkeypatch):
+    kernels, out = script("step_kernels"), tmp_path / "steps.json"
+    monkeypatch.setattr(kernels, "COUNT", 256)
+    words = ["--device", "cpu", "--steps", "2", "--out", str(out)]
+    kernels.main(["paper/cifar10-conv4-simclr", *words])
+    kernels.main(["paper/cifar10-conv4-simclr-qare", *words])
+    steps = json.loads(out.read_text())["steps"]
+    assert list(steps) == ["paper/cifar10-conv4-simclr", "paper/cifar10-conv4-simclr-qare"]
+    for step in steps.values():
+        assert step["kinds"]["convolutions"]["launches"] >= 8, "four layers, forwards and backwards"
+        assert 0 < sum(kind["ms"] for kind in step["kinds"].values()) < 20 * step["ms"]
+    assert "launches below" in capsys.readouterr().out

@@ -137,12 +137,13 @@ def test_errors(encoder, data, options, message):
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["conv4", "resnet8"])
 def test_a_gpu_gives_the_same_in_float32_proper(name):
-    data, before = images(300), torch.backends.cudnn.allow_tf32
+    cudnn, data = torch.backends.cudnn, images(300)
+    cudnn.benchmark, before = True, cudnn.allow_tf32
     encoder = trained_encoder(name).cuda()
     with frozen(encoder):
         found = extract(encoder, data, device="cuda", batch=128)
     assert found.is_cuda
-    assert torch.backends.cudnn.allow_tf32 == before
+    assert (cudnn.benchmark, cudnn.allow_tf32) == (True, before)
     exact = one_by_one(trained_encoder(name), data)
     assert (found.cpu() - exact).norm() / exact.norm() < 1e-5  # TF32 is off by 1e-4 to 1e-3
     half = extract(encoder, data, device="cuda", precision="bfloat16")
