@@ -136,9 +136,10 @@ def test_errors(encoder, data, options, message):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["conv4", "resnet8"])
-def test_a_gpu_gives_the_same_in_float32_proper(name):
+def test_a_gpu_gives_the_same_in_float32_proper(name, monkeypatch):
     cudnn, data = torch.backends.cudnn, images(300)
-    cudnn.benchmark, before = True, cudnn.allow_tf32
+    monkeypatch.setattr(cudnn, "benchmark", True)
+    before = cudnn.allow_tf32
     encoder = trained_encoder(name).cuda()
     with frozen(encoder):
         found = extract(encoder, data, device="cuda", batch=128)

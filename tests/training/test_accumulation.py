@@ -29,6 +29,7 @@ TREES = {
         "method": {"name": "contrastive", "views": 4, "against": "mean"},
         "views": {"preset": "patches", "crop": "part", "size": (5, 5)},
     },
+    "neighbours": {"objective": QARE, "method": {"name": "neighbours", "start": 0.0}},
     "learned-temperature": {"objective": "learned-temperature"},
     "matching": {"method": "matching", "objective": objective_of("paper/matching-infonce-qare", 0.5).tree()},
     "supervised": {"method": "supervised"},
