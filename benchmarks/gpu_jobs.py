@@ -113,6 +113,22 @@ STEP = Job(
     left=ways_left,
     piece=100,
 )
+KERNELS = f"{RESULTS}/bench-launches-{{gpu}}.json"
+SEEN = ("speedrun/cifar10", "modern/cifar10-resnet18-simclr-qare")
+
+
+def seen(recipe: str) -> Job:
+    """The kernels of a step."""
+
+    def left(out: Path) -> float:
+        files = (out / RESULTS).glob(Path(KERNELS).name.format(gpu="*"))
+        return 0.0 if any(recipe in read(file).get("steps", {}) for file in files) else 40.0
+
+    words = ("benchmarks/step_kernels.py", recipe, "--compile", "--device", "cuda", "--out", "{out}/" + KERNELS)
+    name = f"kernels-{recipe.replace('/', '-')}"
+    return Job(name, "docs/speedrun.md: what a step is made of", words, 40, "it compiles for 25 s", left=left)
+
+
 SPEEDRUN = ("-m", "setwise", "speedrun", "--compile", "--device", "cuda", "--root", "{data}")
 PLACES = ("--out", "{out}/" + f"{SCRATCH}/runs", "--results", "{out}/" + RESULTS)
 FRESH = range(101, 111)  # seeds that no choice has seen
@@ -161,7 +177,8 @@ def compared() -> list[Job]:
             more, seeds = f"{start}{method} --change epochs={epochs} --test", (1, 2, 3) if method == "simclr" else (1,)
             about = "docs/speedrun.md: the table of methods"
             made.append(race(f"methods/{data}/{method}", about, more, "test", seeds, seconds, place))
-    return made
+    about, more = "docs/speedrun.md: the record's recipe on CIFAR-100", "--change data.source=cifar100 --test"
+    return [*made, race("methods/cifar100/small-parts", about, more, "test", (1,), 90, CIFAR100)]
 
 
 SEARCH = Job(
@@ -288,6 +305,7 @@ def tables() -> list[Job]:
 JOBS = (
     *measurements(),
     *TERM,
+    *map(seen, SEEN),
     *findings(),
     *compared(),
     STEP,

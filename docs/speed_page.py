@@ -215,7 +215,23 @@ def speed_steps() -> str:
         for way in found["ways"]
         if "ms" in way
     ]
-    return table(["way", "ms", "µs an image", "TFLOP/s"], rows) + f"\n{found['visits'][-1]['hardware']['name']}.\n"
+    ways = table(["way", "ms", "µs an image", "TFLOP/s"], rows) + f"\n{found['visits'][-1]['hardware']['name']}.\n"
+    return ways + speed_kernels(RESULTS / "bench-launches-h200.json")
+
+
+def speed_kernels(file: Path) -> str:
+    """What a step is made of, for each recipe that the record has; nothing without one."""
+    steps = json.loads(file.read_text())["steps"] if file.exists() else {}
+    parts = []
+    for name, step in steps.items():
+        rows = [[kind, f"{one['ms']:.2f}", f"{one['launches']:.0f}"] for kind, one in step["kinds"].items()]
+        small = step["small"]
+        parts.append(
+            f"\nA step of `{name}`{', compiled' * step['compile']}, takes {step['ms']:.2f} ms:\n\n"
+            + table(["kernels", "ms", "launches"], rows)
+            + f"\n{small['launches']:.0f} launches take less than 6 µs each, {small['ms']:.1f} ms together.\n"
+        )
+    return "".join(parts)
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], words: int = 1) -> str:

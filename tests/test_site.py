@@ -191,6 +191,18 @@ def test_the_page_of_speed_records_shows_how_its_recipe_came_about(hooks):
         assert (own["encoder"]["name"] == "quick") == ("crops" not in place)
 
 
+def test_the_kernels_of_a_step_are_shown(tmp_path, hooks):
+    page = hooks("speed_page")
+    assert page.speed_kernels(tmp_path / "none.json") == ""
+    kinds = {"convolutions": {"ms": 6.071, "launches": 59.0}, "copies": {"ms": 0.3, "launches": 12.0}}
+    step = {"compile": True, "ms": 11.23, "kinds": kinds, "small": {"ms": 0.56, "launches": 260.0}}
+    (tmp_path / "steps.json").write_text(json.dumps({"steps": {"a/recipe": step}}))
+    shown = page.speed_kernels(tmp_path / "steps.json")
+    assert "A step of `a/recipe`, compiled, takes 11.23 ms" in shown
+    assert "| convolutions | 6.07 | 59 |" in shown
+    assert "260 launches take less than 6 µs each, 0.6 ms together" in shown
+
+
 def test_methods_stand_beside_published_numbers(tmp_path, hooks):
     page = hooks("speed_page")
     assert "Not run yet: SimCLR, BYOL, Barlow Twins, VICReg" in page.speed_methods(tmp_path)
