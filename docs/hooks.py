@@ -15,6 +15,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from mkdocs.utils import get_relative_url
 
+from paragraphs import table_of_numbers
 from setwise.report.tables import said_once
 
 ROOT = Path(__file__).parent.parent
@@ -99,12 +100,6 @@ def _read(name: str) -> dict[str, Any]:
     return found
 
 
-def _table(columns: list[str], rows: list[list[str]], words: int = 1) -> str:
-    """A table; all but the first columns, which are ``words``, are numbers."""
-    lines = [columns, [*["---"] * words, *["---:"] * (len(columns) - words)], *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
-
-
 def large_steps(results: Path) -> str:
     """A table of the steps of large networks that records have, with its heading; nothing without any."""
     lines = []
@@ -118,7 +113,7 @@ def large_steps(results: Path) -> str:
                 lines.append([name, way, f"{row['ms']:.1f} ms", f"{row['images_per_second']:,.0f}", share, memory])
     columns = ["encoder", "way", "step", "images/s", "of the bf16 peak", "memory"]
     head = "## SimCLR with large networks (224 pixels, 256 images, two views)\n\n"
-    return f"{head}{said_once(_table(columns, lines, words=2))}\n" if lines else ""
+    return f"{head}{said_once(table_of_numbers(columns, lines, words=2))}\n" if lines else ""
 
 
 def benchmarks_page() -> str:
@@ -128,7 +123,7 @@ def benchmarks_page() -> str:
     def ms(row: dict[str, Any], key: str, digits: int = 1) -> str:
         return "–" if row.get(key) is None else f"{row[key]:.{digits}f} ms"
 
-    steps = _table(
+    steps = table_of_numbers(
         ["encoder", "batch", "setwise", "without QARe", "not captured", "torch + torchvision", "an epoch of 50,000"],
         [
             [
@@ -145,14 +140,14 @@ def benchmarks_page() -> str:
         ", ".join(f"{n} at once {rate:.0f}" for n, rate in concurrent["encoders"]["conv4"][key].items())
         for key in ("runs_per_hour", "runs_per_hour_on_streams")
     )
-    added = _table(
+    added = table_of_numbers(
         ["N", "iteration", "QARe adds", "dense eigenvalues take"],
         [
             [str(row["n"]), ms(row, "plain_ms", 2), ms(row, "added_ms", 3), ms(row, "dense_term_ms")]
             for row in _read("bench-qare-h200")["rows"]
         ],
     )
-    losses = _table(
+    losses = table_of_numbers(
         ["N", "NT-Xent in plain torch", "setwise", "setwise in blocks"],
         [
             [str(row["n"]), *(f"{1e3 * row[key]:.1f} ms" for key in ("plain", "ours", "blocks"))]

@@ -16,6 +16,12 @@ def markdown(columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
+def table_of_numbers(columns: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1) -> str:
+    """A table; all but the first columns, which are ``words``, are numbers."""
+    lines = [columns, [*["---"] * words, *["---:"] * (len(columns) - words)], *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
 def picked(table: Table | None, *columns: str) -> list[list[str]]:
     """Some columns of a table of the report, in words; empty cells where it lacks one."""
     rows = [dict(zip(table.columns, table.words(row), strict=True)) for row in table.rows] if table else []

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from paragraphs import table_of_numbers
 from setwise.recipe import flat
 from setwise.records.run import Run, files_below, read_runs
 from setwise.records.statistics import mean_std
@@ -89,7 +89,7 @@ def speed_records(folder: Path) -> str:
         f".chart path.c{i} {{ stroke: {colour} }} .chart circle.c{i} {{ fill: {colour} }}\n"
         for i, colour in enumerate(colours)
     )
-    marks = table(
+    marks = table_of_numbers(
         ["public mark", "accuracy", "neighbours", "minutes", "PFLOP", "GPU"],
         [
             [
@@ -126,7 +126,7 @@ def _methods_on(data: str, folder: Path) -> str:
         missing += [] if found else [title]
     columns = ["", "n", "linear probe", "10 neighbours", "minutes", "PFLOP", f"[solo-learn]({SOLO})"]
     lacks = f"\nNot run yet: {', '.join(missing)}.\n" if missing else ""
-    return f"**{DATA[data]}**\n\n" + (table(columns, rows) if rows else "") + lacks
+    return f"**{DATA[data]}**\n\n" + (table_of_numbers(columns, rows) if rows else "") + lacks
 
 
 def _terms(entry: Entry) -> str:
@@ -155,7 +155,7 @@ def speed_path(folder: Path) -> str:
         (entry,) = entries(_runs_below(folder / place))
         pflop = entry.mean(lambda part: part["pflop"]).mean
         rows.append([words, str(len(entry.runs)), f"{pflop:.3g}", f"{entry.accuracy.mean:.1f}"])
-    return table(["", "n", "PFLOP", "10 neighbours, %"], rows)
+    return table_of_numbers(["", "n", "PFLOP", "10 neighbours, %"], rows)
 
 
 def speed_answer(tested: list[Any]) -> str:
@@ -194,7 +194,9 @@ def _tries(title: str, folder: Path) -> str:
     names = ("encoder.name", "batch", "optimizer.name", "optimizer.lr", "objective.loss", "objective.temperature")
     rows.sort(key=lambda row: -float(row[-1]))
     has = ", ".join(f"`{name}={base[name]}`" for name in names)
-    return f"**{title}**: {has}, and in each run\n\n" + table(["what is different", "PFLOP", "10 neighbours, %"], rows)
+    return f"**{title}**: {has}, and in each run\n\n" + table_of_numbers(
+        ["what is different", "PFLOP", "10 neighbours, %"], rows
+    )
 
 
 def _changed(base: dict[str, Any], tree: dict[str, Any]) -> dict[str, Any]:
@@ -215,7 +217,10 @@ def speed_steps() -> str:
         for way in found["ways"]
         if "ms" in way
     ]
-    ways = table(["way", "ms", "µs an image", "TFLOP/s"], rows) + f"\n{found['visits'][-1]['hardware']['name']}.\n"
+    ways = (
+        table_of_numbers(["way", "ms", "µs an image", "TFLOP/s"], rows)
+        + f"\n{found['visits'][-1]['hardware']['name']}.\n"
+    )
     return ways + speed_kernels(RESULTS / "bench-launches-h200.json")
 
 
@@ -228,13 +233,7 @@ def speed_kernels(file: Path) -> str:
         small = step["small"]
         parts.append(
             f"\nA step of `{name}`{', compiled' * step['compile']}, takes {step['ms']:.2f} ms:\n\n"
-            + table(["kernels", "ms", "launches"], rows)
+            + table_of_numbers(["kernels", "ms", "launches"], rows)
             + f"\n{small['launches']:.0f} launches take less than 6 µs each, {small['ms']:.1f} ms together.\n"
         )
     return "".join(parts)
-
-
-def table(columns: Sequence[str], rows: Sequence[Sequence[str]], words: int = 1) -> str:
-    """A table; all but the first columns, which are ``words``, are numbers."""
-    lines = [columns, [*["---"] * words, *["---:"] * (len(columns) - words)], *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"

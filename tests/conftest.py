@@ -40,7 +40,9 @@ def hooks() -> Callable[..., ModuleType]:
         path = Path(__file__).parent.parent / "docs" / f"{name}.py"
         specification = importlib.util.spec_from_file_location(name, path)
         module = importlib.util.module_from_spec(specification)
-        specification.loader.exec_module(module)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.syspath_prepend(path.parent)  # as mkdocs does
+            specification.loader.exec_module(module)
         return module
 
     return load
