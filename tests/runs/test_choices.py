@@ -48,9 +48,12 @@ NARROW = {"encoder.widths": (32, 64, 128), "encoder.depth": 2, "head.hidden": 25
     ("count", "size", "device", "batch", "epochs", "cut", "more"),
     [
         (2_000, (32, 32), CPU, 64, 40, 16, NARROW),
-        (100_000, (64, 64), CPU, 64, 5, 16, NARROW),
+        (2_000, (64, 64), CPU, 64, 10, 32, NARROW),
+        (1_000, (48, 64), CPU, 64, 35, 24, NARROW),
+        (100_000, (64, 64), CPU, 64, 5, 32, NARROW),
         (300, (20, 64), CPU, 64, 100, 10, NARROW),
         (50_000, (32, 32), GPU, 512, 200, 16, {}),
+        (100_000, (64, 64), GPU, 512, 25, 32, {}),
         (600, (16, 17), GPU, 128, 400, 8, {}),
     ],
 )  # fmt: skip

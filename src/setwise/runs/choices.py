@@ -15,8 +15,11 @@ TINY, SMALL = 16, 64  # pixels of the longer side
 PIXELS = 256 * 224 * 224  # of a step, at most: an estimated 6 GB for ResNet-18 in bfloat16
 GPU_IMAGES = 10_000_000  # that a run on a GPU sees in all: 200 epochs of CIFAR-10
 CPU_PIXELS = 200_000_000  # that a run on a CPU sees in all: about five minutes of two cores
-CPU_PARTS = 80_000  # images that it sees in small parts: half as long
-PARTS, PART = 4, 16  # views of an image, and their sides at most: docs/how-to/your-data.md says what they are worth
+CPU_PARTS = 80_000  # images that it sees in parts of at most 16 pixels: half as long
+PARTS, PART = (
+    4,
+    16,
+)  # views of an image: docs/how-to/your-data.md says what they are worth; larger ones cost as their area
 DECIDED = ("encoder", "method", "views")  # who gives one of these gets enlarged crops
 
 
@@ -26,6 +29,8 @@ def choose(count: int, height: int, width: int, device: str, *, parts: bool = Fa
     ``device`` is torch's type: "cpu", "cuda". ``parts``: small parts of each image instead of enlarged crops.
     """
     cpu, side = device == "cpu", max(height, width)
+    cut = min(height, width) // 2  # the side of a part
+    share = min(1.0, (PART / cut) ** 2) if parts else 1.0  # of the images, for as long a training
     if parts:
         encoder = ("quick", f"a {'small ' * cpu}network of wide convolutions, for parts of small images")
     elif min(height, width) < Conv4.least:
@@ -36,11 +41,11 @@ def choose(count: int, height: int, width: int, device: str, *, parts: bool = Fa
         encoder = ("resnet18", "the usual network; its first layers follow the size of the images")
     batch = max(2, min(64 if cpu else 512 if parts else 256, PIXELS // (height * width), count // 4))
     if cpu:
-        epochs = min(max((CPU_PARTS if parts else CPU_PIXELS // (height * width)) // count, 5), 100)
+        epochs = min(max(int(share * CPU_PARTS if parts else CPU_PIXELS // (height * width)) // count, 5), 100)
         ends = "for minutes on a CPU, within 5 to 100"
     else:
-        epochs = min(max(GPU_IMAGES // count, 20), 400)
-        ends = "for 10 million images in all, within 20 to 400"
+        epochs = min(max(int(share * GPU_IMAGES) // count, 20), 400)
+        ends = f"for {share * GPU_IMAGES / 1e6:.3g} million images in all, within 20 to 400"
     chosen: dict[str, tuple[object, str]] = {
         "encoder.name": encoder,
         "batch": (1 << (batch.bit_length() - 1), "a power of two, at most a quarter of the images"),
@@ -51,7 +56,6 @@ def choose(count: int, height: int, width: int, device: str, *, parts: bool = Fa
         return chosen | {
             "views.preset": crops if side > SMALL else ("modern", "SimCLR's with weaker colours, for small images")
         }
-    cut = min(PART, min(height, width) // 2)
     why = "small parts of each image learn more in the same time than two enlarged crops"
     values: dict[str, object] = {"method.views": PARTS, "method.against": "mean", "views.size": (cut, cut)}
     values |= {"optimizer.filters": True, "optimizer.lr": 7e-3, "head.layers": 3, "objective.temperature": 0.2}
