@@ -102,8 +102,8 @@ def main(words: list[str] | None = None) -> None:
         print(f"{one['ms']:9.3f} ms {one['launches']:7.1f} launches  {kind}")
     print(f"{found['small']['ms']:9.3f} ms {found['small']['launches']:7.1f} launches below {SMALL:g} µs, of all kinds")
     if given.out:
-        kept: dict[str, Any] = {"what": "kernels of a step", "steps": {}}
-        kept = json.loads(given.out.read_text()) if given.out.exists() else kept
+        empty: dict[str, Any] = {"what": "kernels of a step", "steps": {}}
+        kept = json.loads(given.out.read_text()) if given.out.exists() else empty
         kept["steps"][given.recipe] = found | environment(device)
         write_text(given.out, json.dumps(kept, indent=1) + "\n")
 

@@ -10,6 +10,7 @@ from typing import Any
 from paragraphs import bullets, markdown, text
 from setwise.report.speedrun import MARKS
 from setwise.report.tables import Cell
+from speed_page import RECORD
 
 RESULTS = Path(__file__).parent.parent / "results"
 
@@ -26,7 +27,7 @@ def fast() -> str:
     rows = [one for one in _bench("large-batches-h200")["rows"] if one["n"] == 65_536]
     ms, memory = ({one["loss"]: one[what] for one in rows} for what in ("ms", "beyond_gradients"))
     ours, theirs = (large[way]["images_per_second"] for way in ("setwise, compiled", "torch + torchvision"))
-    runs = [json.loads(path.read_text()) for path in (RESULTS / "speedrun/small-parts/test").glob("seed-*.json")]
+    runs = [json.loads(path.read_text()) for path in (RESULTS / "speedrun" / RECORD / "test").glob("seed-*.json")]
     parts = [run["speedrun"] for run in runs]
     accuracy, seconds = fmean(100 * one["knn10"] for one in parts), fmean(one["clock"]["seconds"] for one in parts)
     mark = MARKS[0]

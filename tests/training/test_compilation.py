@@ -10,6 +10,7 @@ import setwise.register as register
 from setwise.evaluation.features import extract
 from setwise.recipe import Recipe
 from setwise.training import loop
+from setwise.training.compilation import compile_encoder
 from setwise.training.engine import Engine
 from setwise.training.loop import RunOptions
 
@@ -79,3 +80,17 @@ def test_a_compiler_that_fails_is_named_and_done_without(digits, monkeypatch):
     assert "forward" not in vars(engine.method.encoder)
     for name, x in other.tensors().items():
         assert torch.equal(engine.tensors()[name], x), "the attempt left no trace"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")  # of torch's own compiler
+def test_the_gradient_of_a_maximum_stays_finite_when_compiled_in_bfloat16():
+    torch.manual_seed(0)
+    encoder = register.encoder["quick"].make(channels=3, widths=(8, 8, 8), depth=1, pool="max")
+    x = torch.randn(32, 3, 16, 16).bfloat16()
+    compile_encoder(encoder)
+    with torch.autocast("cpu", torch.bfloat16):
+        features = encoder.train()(x)
+    (features.float() * torch.randn(features.shape)).sum().backward()
+    for name, parameter in encoder.named_parameters():
+        assert torch.isfinite(parameter.grad).all(), name
+        assert parameter.grad.abs().sum() > 0, name

@@ -68,7 +68,8 @@ class Quick(nn.Module):
         """Features [B, widths[-1]] of images [B, C, H, W]."""
         x = self.stages(self.stem(images))
         largest = self.pool == "max" or (self.pool == "mean-then-max" and not self.training)
-        features: Tensor = x.amax((2, 3)) if largest else x.mean((2, 3))
+        # Not amax: compiled in bfloat16 its gradient was NaN, since the largest value, computed anew, was none of them.
+        features: Tensor = x.flatten(2).max(2).values if largest else x.mean((2, 3))
         return features
 
 

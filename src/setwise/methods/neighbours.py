@@ -47,8 +47,7 @@ class Neighbours(Contrastive):
         small_area: tuple[float, float] = (0.05, 0.4),
         against: Literal["each", "mean"] = "each",
     ) -> None:
-        crops = {"views": views, "small": small, "small_side": small_side, "small_area": small_area}
-        super().__init__(parts, against=against, **crops)  # type: ignore[arg-type]
+        super().__init__(parts, views=views, small=small, small_side=small_side, small_area=small_area, against=against)
         if not 0 <= start <= 1:
             raise ValueError(f"expected start from 0 to 1, a share of training, got {start:g}; 0.5 is half of it")
         check_number(weight, "weight", least=0)
@@ -60,17 +59,16 @@ class Neighbours(Contrastive):
         return "neighbours" if step >= self.start * total else None
 
     def compare(self, encoded: tuple[Tensor, ...], batch: Batch) -> dict[str, Tensor]:
-        """The loss, and its parts: "neighbours" is theirs."""
+        """The loss, and its parts; "neighbours" is the one with them."""
         h = self.crops.joined(encoded)
         z = self.head(h)
         found = self._compare(z, h)
         views = torch.unflatten(normalize(z), 0, (self.crops.total, -1))
-        mean = normalize(views.detach()[: self.crops.count].mean(0)).to(self.table.dtype)
+        mean = normalize(views.detach()[: self.crops.count].mean(0))
         if batch.phase is not None:
             nearest = self._nearest(mean, batch.samples)
             loss = self.loss
-            pairwise = loss.pairwise if isinstance(loss, SetContrastive) else loss
-            alpha = loss.alpha if isinstance(loss, SetContrastive) else 1.0
+            pairwise, alpha = (loss.pairwise, loss.alpha) if isinstance(loss, SetContrastive) else (loss, 1.0)
             theirs = torch.stack([pairwise(nearest, one) for one in views]).mean()
             share = alpha * self.weight / (1 + self.weight)
             found["loss"] = found["loss"] + share * (theirs - found.get("pairwise", found["loss"]))
