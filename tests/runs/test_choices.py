@@ -55,6 +55,7 @@ NARROW = {"encoder.widths": (32, 64, 128), "encoder.depth": 2, "head.hidden": 25
         (50_000, (32, 32), GPU, 512, 200, 16, {}),
         (100_000, (64, 64), GPU, 512, 25, 32, {}),
         (600, (16, 17), GPU, 128, 400, 8, {}),
+        (600, (1, 17), GPU, 128, 400, 1, {}),  # if a person wants parts of these
     ],
 )  # fmt: skip
 def test_small_images_are_cut_into_parts(count, size, device, batch, epochs, cut, more):

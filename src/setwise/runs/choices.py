@@ -16,10 +16,8 @@ PIXELS = 256 * 224 * 224  # of a step, at most: an estimated 6 GB for ResNet-18 
 GPU_IMAGES = 10_000_000  # that a run on a GPU sees in all: 200 epochs of CIFAR-10
 CPU_PIXELS = 200_000_000  # that a run on a CPU sees in all: about five minutes of two cores
 CPU_PARTS = 80_000  # images that it sees in parts of at most 16 pixels: half as long
-PARTS, PART = (
-    4,
-    16,
-)  # views of an image: docs/how-to/your-data.md says what they are worth; larger ones cost as their area
+PARTS = 4  # small parts that are views of an image: docs/how-to/your-data.md says what they are worth
+PART = 16  # pixels of a part's side: larger ones cost as their area, so fewer images are seen
 DECIDED = ("encoder", "method", "views")  # who gives one of these gets enlarged crops
 
 
@@ -29,7 +27,7 @@ def choose(count: int, height: int, width: int, device: str, *, parts: bool = Fa
     ``device`` is torch's type: "cpu", "cuda". ``parts``: small parts of each image instead of enlarged crops.
     """
     cpu, side = device == "cpu", max(height, width)
-    cut = min(height, width) // 2  # the side of a part
+    cut = max(1, min(height, width) // 2)  # the side of a part
     share = min(1.0, (PART / cut) ** 2) if parts else 1.0  # of the images, for as long a training
     if parts:
         encoder = ("quick", f"a {'small ' * cpu}network of wide convolutions, for parts of small images")
